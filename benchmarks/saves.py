@@ -226,9 +226,9 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         f"# Saving at scale: {on['cpu']}, {on['cpus']} CPUs",
         "",
-        f"{result['date']}; Linux {on['kernel']}, {on['memory_gib']} GiB, Python {on['python']}; load average before the"
-        f" run {on['load_before']:.2f}. {result['rows']:,} rows of dim {DIM} with Adam's slots: {size / 1e9:.2f} GB on"
-        f" disk, {result['table_bytes'] / 1e9:.2f} GB in memory.",
+        f"{result['date']}; Linux {on['kernel']}, {on['memory_gib']} GiB, Python {on['python']}; load average before"
+        f" the run {on['load_before']:.2f}. {result['rows']:,} rows of dim {DIM} with Adam's slots:"
+        f" {size / 1e9:.2f} GB on disk, {result['table_bytes'] / 1e9:.2f} GB in memory.",
         "",
         "| | seconds | GB/s | CPU seconds | memory beside the table, MiB | `dd` | seconds |",
         "|---|---|---|---|---|---|---|",

@@ -92,16 +92,14 @@ def run(
     *sources, out = paths
     no_standard_output(out)
     plain = on_conflict == "last" and slots == "same" and not table and into is None
-    if len(sources) == 1 and is_a_chain(sources[0]):
-        if not plain:
-            raise UsageError(
-                f"merging chain '{sources[0]}': --on-conflict, --slots, --table and --into are for several checkpoints;"
-                " leave them out"
-            )
+    if len(sources) == 1 and plain and is_a_chain(sources[0]):
         _merge_chain(sources[0], out, until, parts, to, output, source, as_json)
         return
     if until is not None:
-        raise UsageError(f"merging {sources}: --until is for one PATH that is a chain; leave it out")
+        raise UsageError(
+            f"merging {sources}: --until is for one PATH that is a chain, without --on-conflict, --slots, --table and"
+            " --into; leave it out"
+        )
     opening = dataclasses.replace(source.options(output.memory), increments=True)
     checkpoints = [open_checkpoint(path, opening) for path in sources]
     kinds = [_is_increment(checkpoint) for checkpoint in checkpoints]

@@ -20,6 +20,7 @@ def slots_of(
 def scatter(
     rows: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], first: int, to: npt.NDArray[np.uint8]
 ) -> None: ...
+def lie_in(keys: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], in_slots: npt.NDArray[np.int64]) -> bool: ...
 def partition(
     rows: npt.NDArray[np.uint8],
     places: npt.NDArray[np.int64],

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -44,6 +43,7 @@ _PENDING = ("filtered_keys", "filtered_freqs", "filtered_versions")
 _KEY_ROWS = 1 << 18
 _CHANGED_KEYS = "-sparse_incr_keys"
 _CHANGED_VALUES = "-sparse_incr_values"
+_ATTEMPTS = 5
 _STEP = re.compile(r"(\d+)(?:\.delta)?$")
 
 
@@ -199,7 +199,7 @@ class FoldedTable(TableReader):
     @property
     def scores_lost(self) -> bool:
         """Whether members have scores of rows that the whole has not."""
-        return _has_scores(self.sources[-1].schema) and not _has_scores(self.schema)
+        return has_scores(self.sources[-1].schema) and not has_scores(self.schema)
 
     def _holder(self, name: str) -> TableReader:
         """Return the newest source that has an extra array."""
@@ -243,7 +243,7 @@ class FoldedTable(TableReader):
         found: dict[str, Array] = {}
         names = {extra.name for source in self.sources for extra in source.schema.extras}
         if "blacklist" in names:
-            banned = np.empty(0, self.key_dtype_of_sources)
+            banned = np.empty(0, self.sources[0].key_dtype)
             for source in self.sources:
                 if is_increment(source):
                     banned = np.setdiff1d(banned, _keys_of(source))
@@ -262,11 +262,6 @@ class FoldedTable(TableReader):
                 waiting &= ~np.isin(found["filtered_keys"], _keys_of(source))
             found.update({name: found[name][waiting] for name in _PENDING if name in found})
         return found
-
-    @property
-    def key_dtype_of_sources(self) -> np.dtype[Any]:
-        """The type of the keys, which is known before they are joined."""
-        return self.sources[0].key_dtype
 
 
 class _Removing(TableReader):
@@ -289,7 +284,8 @@ class _Removing(TableReader):
         return self._keys if name == "deleted_keys" else self._source.extra(name)
 
 
-def _has_scores(schema: TableSchema) -> bool:
+def has_scores(schema: TableSchema) -> bool:
+    """Tell whether a table has a number for each row that it evicts by."""
     return any(extra.name.startswith(_SCORES) for extra in schema.extras)
 
 
@@ -306,15 +302,14 @@ def _keys_of(table: TableReader) -> Array:
 
 
 def open_chain(
-    path: str | os.PathLike[str], options: OpenOptions | None = None, *, until: int | None = None, exact: bool = False
+    path: str | os.PathLike[str], options: OpenOptions | None = None, *, until: int | None = None
 ) -> Checkpoint:
     """Open the newest whole chain at a path as one checkpoint, folded; reads no more than indexes.
 
     Args:
-        path: see `kvtools.chain_reader.chain_at`.
+        path: see `kvtools.chain_place.chain_at`.
         options: how to open the members.
         until: take no member of a larger number.
-        exact: see `FoldedTable`.
 
     Returns:
         The checkpoint; its `path` is the prefix of the last member that was taken.
@@ -329,10 +324,8 @@ def open_chain(
         ```
     """
     options = options or OpenOptions()
-    place = chain_at(path)
-    found = newest_of(place, until)
-    checkpoints = [open_member(member, options) for member in found]
-    folded = fold_checkpoints(checkpoints, options.memory, exact=exact)
+    found, checkpoints = open_members(chain_at(path), options, until)
+    folded = fold_checkpoints(checkpoints, options.memory)
     again = functools.partial(_open_again, until=found[-1].number)
     for name, table in folded.tables.items():
         table.origin = Origin(str(Path(path).absolute()), options, name, again)
@@ -356,6 +349,24 @@ def newest_of(place: ChainPlace, until: int | None = None) -> list[chain.Member]
             )
         there = [member for member in there if member.number <= until]
     return chain.chain_of(there)
+
+
+def open_members(
+    place: ChainPlace, options: OpenOptions, until: int | None = None
+) -> tuple[list[chain.Member], list[Checkpoint]]:
+    """Return the newest whole chain there, and its members opened; see `newest_of`.
+
+    Training that goes on may remove what was listed: then it is listed anew.
+    """
+    for attempt in range(_ATTEMPTS):
+        there = place.members
+        try:
+            found = newest_of(place, until)
+            return found, [open_member(member, options) for member in found]
+        except BadInputError:
+            if attempt == _ATTEMPTS - 1 or place.members == there:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _open_again(origin: Origin, until: int) -> TableReader:
@@ -519,17 +530,15 @@ def apply_increments(
     open_options = dataclasses.replace(open_options or OpenOptions(), increments=True)
     if not increments:
         raise UsageError(f"applying increments to '{base}': got none, expected some; see `kvtools apply --help`")
-    place = base_place(base)
-    checkpoints = [open_member(m, open_options) for m in place] if place else [open_checkpoint(base, open_options)]
+    place: list[chain.Member] = []
+    if is_chain(base):
+        place, checkpoints = open_members(chain_at(base), open_options)
+    else:
+        checkpoints = [open_checkpoint(base, open_options)]
     opened = [open_checkpoint(path, open_options) for path in increments]
     _check_kinds([checkpoints[0], *opened])
     record = _check_order(place, checkpoints[0], opened)
     return write_folded([*checkpoints, *opened], output, record, parts, to, options, workers, progress, strict)
-
-
-def base_place(path: str | os.PathLike[str]) -> list[chain.Member]:
-    """Return the newest whole chain at a path; [] where it is none."""
-    return newest_of(chain_at(path)) if is_chain(path) else []
 
 
 def merge_chain(
@@ -550,8 +559,7 @@ def merge_chain(
     What is written is a member of the chain, of the last increment's number and moment: later increments apply to it.
     """
     open_options = dataclasses.replace(open_options or OpenOptions(), increments=True)
-    found = newest_of(chain_at(path), until)
-    checkpoints = [open_member(member, open_options) for member in found]
+    found, checkpoints = open_members(chain_at(path), open_options, until)
     record = folded_record(found[-1].prefix)
     return write_folded(checkpoints, output, record, parts, to, options, workers, progress, strict)
 
@@ -570,6 +578,8 @@ def write_folded(
     """Write a base and the increments of it as one checkpoint, and its record, where it has one."""
     options = options or WriteOptions()
     to = to or checkpoints[0].dialect
+    if record is not None and to == TFPLUGIN:
+        _check_name(Path(output), record)
     output = output_of(output, to, checkpoints)
     folded = fold_checkpoints(checkpoints, options.memory, exact=True)
     tables = list(folded.tables.values())
@@ -603,6 +613,20 @@ def write_folded(
         told = "rows that training removed since the full checkpoint: DeepRec's increments do not say which, they stay"
         account = dataclasses.replace(account, losses=(*account.losses, told))
     return account, merged
+
+
+def _check_name(output: Path, record: chain.Record) -> None:
+    """Raise `UsageError` where a full checkpoint would be written by the name of another member of a chain."""
+    named = chain.member_of(output)
+    if named is None:
+        return
+    name = output.name.removesuffix(".delta").rpartition("-")[0]
+    if named.kind == "delta" or (named.number != record.sequence and is_chain(output.parent / name)):
+        raise UsageError(
+            f"writing '{output}': by its name it would be {named.kind} {named.number} of a chain, and it is the full"
+            f" checkpoint {record.sequence}; call it '{output.parent / name}-{record.sequence}', or by a name without a"
+            " number"
+        )
 
 
 def with_record(checkpoint: Checkpoint, record: chain.Record) -> Checkpoint:

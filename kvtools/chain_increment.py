@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools import chain
-from kvtools.chain_fold import newest_of, record_at, with_record
+from kvtools.chain_fold import has_scores, newest_of, record_at, with_record
 from kvtools.chain_place import chain_at, is_chain
 from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Array, Chunk
 from kvtools.dialects.detect import open_checkpoint
@@ -228,7 +228,7 @@ def _check_alike(before: TableReader, after: TableReader) -> None:
         ("slots", sorted(map(str, one.slots)), sorted(map(str, two.slots))),
         ("frequencies", one.freq_dtype, two.freq_dtype),
         ("versions", one.version_dtype, two.version_dtype),
-        ("eviction scores", _all_scores(before) is not None, _all_scores(after) is not None),
+        ("eviction scores", has_scores(one), has_scores(two)),
     ]
     for what, was, now in pairs:
         if was != now:
@@ -254,8 +254,7 @@ def _taken_keys(table: TableReader, wanted: Array) -> Array:
 
 def _all_scores(table: TableReader) -> Array | None:
     """Return the eviction scores of all rows, in their order; None where a table has none."""
-    names = {extra.name for extra in table.schema.extras}
-    if f"{_SCORES}0" not in names:
+    if not has_scores(table.schema):
         return None
     return np.concatenate([table.extra(f"{_SCORES}{part}") for part in range(table.parts)])
 

@@ -241,7 +241,7 @@ def choose_rows(
     oldest = _oldest_version(table, criteria)
     nothing = np.empty(0, np.int64)
     if columns == KEYS and criteria.keep_keys is None and criteria.drop_keys is None:
-        hidden = _hidden_rows(table, memory) if distinct else nothing
+        hidden = hidden_rows(table, memory) if distinct else nothing
         mask = RowMask(schema.part_rows, memory=memory, kept=True)  # nothing to read
         mask.clear(hidden)
         return account_of(table, mask, hidden, size)
@@ -251,10 +251,10 @@ def choose_rows(
     if not distinct:
         return read(nothing)
     if criteria.top or score or schema.rows < _KEY_ROWS:
-        return read(_hidden_rows(table, memory))
+        return read(hidden_rows(table, memory))
     # Most often no key is there twice: rows are read as if it were so, while that is looked into.
     with ThreadPoolExecutor(1, thread_name_prefix="kvtools-keys") as pool:
-        looking = pool.submit(_hidden_rows, table, memory)
+        looking = pool.submit(hidden_rows, table, memory)
         choice = read(nothing)
     hidden = looking.result()
     return read(hidden) if len(hidden) else choice
@@ -292,7 +292,7 @@ def _read_and_choose(
             first, last = np.searchsorted(hidden, [row, row + len(chunk)])
             there[hidden[first:last] - row] = False
             kept = there.copy()
-            for name, passed in _passes(chunk, criteria, oldest).items():
+            for name, passed in passes(chunk, criteria, oldest).items():
                 failed[name] = failed.get(name, 0) + int(np.count_nonzero(there & ~passed))
                 kept &= passed
             if chunk.values is not None:
@@ -400,7 +400,7 @@ def _chunk_rows(table: TableReader, columns: Columns) -> int:
     return table.chunk_rows(columns) if columns.values else _KEY_ROWS
 
 
-def _hidden_rows(table: TableReader, memory: int) -> Array:
+def hidden_rows(table: TableReader, memory: int) -> Array:
     """Return the numbers of the rows whose key a later row has, counted along all parts, sorted, int64 [n]."""
     keys = (chunk.keys for chunk in table.chunks(KEYS, rows=_KEY_ROWS))
     return repeated_rows(keys, table.rows, memory=memory)
@@ -468,7 +468,7 @@ def _oldest_version(table: TableReader, criteria: Criteria) -> int | None:
     return None if largest is None else largest - age.amount
 
 
-def _passes(chunk: Chunk, criteria: Criteria, oldest: int | None) -> dict[str, Array]:
+def passes(chunk: Chunk, criteria: Criteria, oldest: int | None) -> dict[str, Array]:
     """Return, by criterion, which rows of a chunk pass it, bool [n]."""
     passes: dict[str, Array] = {}
     if criteria.zeros:

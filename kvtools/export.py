@@ -24,6 +24,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ import numpy as np
 
 from kvtools import __version__
 from kvtools.chain_reader import refuse_increments
+from kvtools.chosen_as_read import LEAST_ROWS, RepeatedKeys, ToChoose
 from kvtools.clip import Choice
 from kvtools.clip_policy import Policy, choose_all
 from kvtools.dialects import savedmodel
@@ -62,6 +64,7 @@ from kvtools.perfect_hash import check_count
 from kvtools.quantized_rows import QUANTIZED, Rounding
 from kvtools.read_ahead import read_ahead
 from kvtools.replace_output import check_apart, check_replaceable, folder_above, replace_folder
+from kvtools.slot_order import MOST_TURNS
 from kvtools.stock_model.initial_rows import InitialRows
 from kvtools.stock_model.table import StockTable
 from kvtools.table_view import MaskedTable
@@ -161,16 +164,33 @@ def export_saved_model(
     if checkpoint.dialect != savedmodel.NAME:  # tables that were exported may be cut further in their place
         check_apart(checkpoint.path, output)
     check_replaceable(output, mark=_MODEL_FILE, force=force)
-    choices = choose_for_saved_model(
-        checkpoint,
-        tables=tables,
-        policy=policy,
-        keep_zeros=keep_zeros,
-        dtype=dtype,
-        memory=memory,
-        progress=progress,
-    )
-    check_room(choices, output, index)
+    of_tables: dict[str, Any] = {"tables": tables, "policy": policy, "keep_zeros": keep_zeros, "dtype": dtype}
+    for once in (index, None):
+        choices = choices_to_write(checkpoint, **of_tables, memory=memory, progress=progress, once=once)
+        check_room(choices, output, index)
+        try:
+            return _write_tables(
+                checkpoint, readers, choices, output, policy, dtype, force, progress, warmup=warmup, index=index
+            )
+        except (RepeatedKeys, BadInputError):
+            if not once:
+                raise
+    raise AssertionError
+
+
+def _write_tables(
+    checkpoint: Checkpoint,
+    readers: Sequence[TableReader],
+    choices: Sequence[Choice | ToChoose],
+    output: Path,
+    policy: Policy | None,
+    dtype: Dtypes,
+    force: bool,
+    progress: Progress | None,
+    *,
+    warmup: Warmup | None,
+    index: Index,
+) -> list[TableExport]:
     signatures = signature_names([reader.schema.name for reader in readers])
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
         for part in ("assets", "variables"):
@@ -228,10 +248,12 @@ def choose_for_saved_model(
     dtype: Dtypes = None,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
+    distinct: bool = True,
 ) -> list[Choice]:
     """Decide which rows `export_saved_model` would keep, and write nothing; arguments and errors are its own.
 
-    `keep_zeros` may name the tables that keep their rows of zeros. Whether numbers fit `dtype`
+    `keep_zeros` may name the tables that keep their rows of zeros. Where keys are not known to be distinct, rows whose
+    key a later one has again are left out. Whether numbers fit `dtype`
     `narrow_rows.check_fits` tells.
     """
     check_dtypes(f"exporting '{checkpoint.path}'", dtype)
@@ -239,7 +261,7 @@ def choose_for_saved_model(
         checkpoint,
         policy or Policy(),
         tables=tables,
-        distinct=True,
+        distinct=distinct,
         zeros=lambda table: not (keep_zeros if isinstance(keep_zeros, bool) else table.schema.name in keep_zeros),
         size=lambda schema: bytes_of_values(schema, dtype) + 8,
         memory=memory,
@@ -288,7 +310,7 @@ def write_table(
     writer: BundleWriter,
     table: StockTable,
     reader: TableReader,
-    choice: Choice,
+    choice: Choice | ToChoose,
     progress: Progress | None,
     *,
     signature: str = "",
@@ -303,7 +325,7 @@ def write_table(
         writer: the bundle.
         table: the table; the rows of its parts are counted here, and their slots found.
         reader: where its rows are read.
-        choice: which rows to keep.
+        choice: which rows to keep. Where it is to be made, this may raise `RepeatedKeys`, and the index is "hash".
         progress: called after each chunk.
         signature: by which it is looked up, for the account.
         behind: rows [n, dim] behind the row of zeros.
@@ -312,7 +334,10 @@ def write_table(
         index: what finds the row of a key.
     """
     schema = reader.schema
-    kept = NarrowTable(MaskedTable(reader, choice.mask), dtype_of(schema, dtype))
+    as_read = choice.reading() if isinstance(choice, ToChoose) else None
+    chosen = MaskedTable(reader, choice.mask) if isinstance(choice, Choice) else as_read
+    assert chosen is not None
+    kept = NarrowTable(chosen, dtype_of(schema, dtype))
     parts = len(table.part_rows)
     part_rows = np.zeros(parts, np.int64)
     done = 0
@@ -325,18 +350,25 @@ def write_table(
     if behind is not None and len(behind):
         begun = as_written(kept.beside(behind, KEYS_BEGIN_WITH))
         rows_behind = np.concatenate([rows_behind, begun])
-    # Rows that go to their slots are cut into groups: few large pieces of each.
-    at_once = kept.chunk_rows(KEYS_AND_VALUES) * (_CHUNKS_TO_SLOTS if order else 1)
-    with table_rows(writer, table, order, rows_behind) as rows:
-        for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES, rows=at_once)):
-            keys, values = chunk.keys, chunk.values
-            assert values is not None
-            rows.append(_as_int64(keys), as_written(values))
-            if parts > 1:
-                part_rows += np.bincount(owners(keys, parts, "floor_mod"), minlength=parts)
-            done += len(keys)
-            if progress:
-                progress(schema.name, done, choice.kept)
+    # To encode rows again costs more than to write them twice.
+    most_turns = MOST_TURNS if kept.dtype in (None, schema.value_dtype) else 1
+    with as_read or nullcontext(), table_rows(writer, table, order, rows_behind, most_turns=most_turns) as rows:
+        # Rows that are staged in groups are cut into them: few large pieces of each.
+        at_once = kept.chunk_rows(KEYS_AND_VALUES) * (_CHUNKS_TO_SLOTS if order and rows.turns == 1 else 1)
+        for turn in range(rows.turns):
+            for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES, rows=at_once)):
+                keys, values = chunk.keys, chunk.values
+                assert values is not None
+                rows.append(_as_int64(keys), as_written(values))
+                if turn:
+                    continue
+                if parts > 1:
+                    part_rows += np.bincount(owners(keys, parts, "floor_mod"), minlength=parts)
+                done += len(keys)
+                if progress:
+                    progress(schema.name, done, choice.kept)
+            rows.end_turn()
+    made = choice if isinstance(choice, Choice) else as_read.choice()  # type: ignore[union-attr]
     row_bytes, whole = (bytes_of_values(schema, each) + 8 for each in (dtype, None))
     export = TableExport(
         name=schema.name,
@@ -345,15 +377,15 @@ def write_table(
         value_dtype=kept.dtype or schema.value_dtype,
         dim=schema.dim,
         rows=done,
-        cut=choice.cut,
-        duplicates=choice.hidden,
+        cut=made.cut,
+        duplicates=made.hidden,
         non_finite=kept.non_finite,
         bytes=done * row_bytes,
-        bytes_saved=max(0, (done + choice.cut) * whole - done * row_bytes),
+        bytes_saved=max(0, (done + made.cut) * whole - done * row_bytes),
         left_out=left_out(schema, savedmodel.DIALECT),
-        failed=choice.failed,
-        lookups=choice.lookups,
-        lookups_missed=choice.lookups_missed,
+        failed=made.failed,
+        lookups=made.lookups,
+        lookups_missed=made.lookups_missed,
         notes=dtype_notes(schema, dtype),
         rounding=kept.rounding,
     )
@@ -424,7 +456,48 @@ def _described_rows(export: TableExport) -> dict[str, str]:
     return {"value_dtype": "float32", "rows_as": export.value_dtype}
 
 
-def check_room(choices: Sequence[Choice], output: Path, index: Index = "hash") -> None:
+def choices_to_write(
+    checkpoint: Checkpoint,
+    *,
+    tables: Sequence[str],
+    policy: Policy | None,
+    keep_zeros: bool | Collection[str],
+    dtype: Dtypes,
+    memory: int,
+    progress: Progress | None,
+    once: Index | None,
+) -> list[Choice | ToChoose]:
+    """Decide which rows to write, where `once` names the index as if no key were there twice: with it the writing would
+    raise `RepeatedKeys` or `BadInputError`.
+
+    Of a hash table all of the choice is left to the writing, where it can be, so that rows are read once. A perfect
+    hash needs the keys before, and finds by itself that one is there twice.
+    """
+    chosen: list[Choice | ToChoose] = []
+    clipped = policy is not None and policy.budget is not None
+    for table in checkpoint.select(tables):
+        name = table.schema.name
+        whole = not clipped and (policy is None or policy.criteria(name).empty)
+        if once == "hash" and whole and table.rows >= LEAST_ROWS:
+            zeros = not (keep_zeros if isinstance(keep_zeros, bool) else name in keep_zeros)
+            chosen.append(ToChoose(table, zeros, bytes_of_values(table.schema, dtype) + 8, memory))
+    left = [one for one in checkpoint.select(tables) if one.schema.name not in {each.table for each in chosen}]
+    if left:
+        chosen += choose_for_saved_model(
+            checkpoint,
+            tables=[table.schema.name for table in left],
+            policy=policy,
+            keep_zeros=keep_zeros,
+            dtype=dtype,
+            memory=memory,
+            progress=progress,
+            distinct=once != "perfect",
+        )
+    by_name = {choice.table: choice for choice in chosen}
+    return [by_name[table.schema.name] for table in checkpoint.select(tables)]
+
+
+def check_room(choices: Sequence[Choice | ToChoose], output: Path, index: Index = "hash") -> None:
     """Raise where the rows that were chosen do not fit on the disk of `output`, or into an index.
 
     Raises:

@@ -30,6 +30,7 @@ from kvtools.check_model import (
     refusals,
     rows_not_asked_for,
 )
+from kvtools.chosen_as_read import RepeatedKeys, ToChoose
 from kvtools.clip import Choice
 from kvtools.clip_policy import Policy
 from kvtools.dialects.bundle import BundleWriter
@@ -42,7 +43,7 @@ from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, KvtoolsError
-from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
+from kvtools.export import TableExport, check_room, choices_to_write, index_name, write_manifest, write_table
 from kvtools.export_warmup import Warmup
 from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index
 from kvtools.meta_file import TrainedGraph
@@ -182,8 +183,45 @@ def export_model(
     model = TrainedModel(checkpoint, graph)
     tables = {prefix: model.table(prefix, number, dtype) for number, prefix in enumerate(model.readers)}
     model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
-    choices = model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress)
-    check_room(choices, output, index)
+    for once in (None if check else index, None):
+        choices = model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress, once=once)
+        check_room(choices, output, index)
+        try:
+            return _export(
+                model,
+                output,
+                tables,
+                choices,
+                policy,
+                dtype,
+                force,
+                progress,
+                check,
+                warmup,
+                index=index,
+                source=source,
+            )
+        except (RepeatedKeys, BadInputError):
+            if not once:
+                raise
+    raise AssertionError
+
+
+def _export(
+    model: TrainedModel,
+    output: Path,
+    tables: dict[str, StockTable],
+    choices: Sequence[Choice | ToChoose],
+    policy: Policy | None,
+    dtype: Dtypes,
+    force: bool,
+    progress: Progress | None,
+    check: int,
+    warmup: Warmup | None,
+    *,
+    index: Index,
+    source: str,
+) -> ModelExport:
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
         exports, left_out = _write(model, folder, tables, choices, policy, dtype, progress, index=index, source=source)
         checks: list[SignatureCheck] = []
@@ -204,7 +242,7 @@ def _write(
     model: TrainedModel,
     folder: Path,
     tables: dict[str, StockTable],
-    choices: Sequence[Choice],
+    choices: Sequence[Choice | ToChoose],
     policy: Policy | None,
     dtype: Dtypes,
     progress: Progress | None,
@@ -257,7 +295,7 @@ def _checked(
     model: TrainedModel,
     folder: Path,
     exports: Sequence[TableExport],
-    choices: Sequence[Choice],
+    choices: Sequence[Choice | ToChoose],
     requests: int,
     dtype: Dtypes,
     progress: Progress | None,
@@ -325,7 +363,8 @@ def choose_for_model(
     model.rewritten({prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)})
     for prefix, reader in model.readers.items():
         NarrowTable(reader, dtype_of(reader.schema, dtype)).beside(model.initial[prefix][1], KEYS_BEGIN_WITH)
-    return model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress)
+    chosen = model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress, once=False)
+    return [choice for choice in chosen if isinstance(choice, Choice)]
 
 
 def _all_restored(graphs: Sequence[MetaGraph], tracked: bytes, known: Mapping[str, TableReader]) -> list[Restored]:
@@ -413,12 +452,19 @@ class TrainedModel:
         return bytes(chunk.reshape(-1)[0])
 
     def choose(
-        self, policy: Policy | None, *, keep_zeros: bool, dtype: Dtypes, memory: int, progress: Progress | None
-    ) -> list[Choice]:
-        """Decide which rows of each table are kept."""
+        self,
+        policy: Policy | None,
+        *,
+        keep_zeros: bool,
+        dtype: Dtypes,
+        memory: int,
+        progress: Progress | None,
+        once: Index | None,
+    ) -> list[Choice | ToChoose]:
+        """Decide which rows of each table are kept; see `kvtools.export.choices_to_write`."""
         if not self.readers:
             return []
-        return choose_for_saved_model(
+        return choices_to_write(
             self.checkpoint,
             tables=[reader.schema.name for reader in self.readers.values()],
             policy=policy,
@@ -426,6 +472,7 @@ class TrainedModel:
             dtype=dtype,
             memory=memory,
             progress=progress,
+            once=once,
         )
 
     def unused(self) -> list[str]:

@@ -333,6 +333,8 @@ def _metadata(source: TableSchema, dialect: Dialect, slots: Collection[str], los
     for name in metadata:
         if name == "initializer" and name not in kept:
             losses.append("the initializer of new rows: the dialect does not record it")
+        if name == "increment" and name not in kept:
+            losses.append("that it is an increment, of the rows that changed: the dialect does not record it")
         if name == "shard" and name not in kept:
             losses.append("which shard of a table it is: the dialect does not record it")
     return kept

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
+from kvtools import _perfect_hash
 from kvtools.dialects.bundle import BundleWriter
 from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError, UsageError
@@ -69,12 +70,21 @@ def slot_order(keys: Array, progress: Callable[[int], object] = lambda _: None) 
 class Rows(Protocol):
     """Where the rows of a table go."""
 
+    @property
+    def turns(self) -> int:
+        """How often all rows have to be appended, in any order, each time followed by `end_turn`."""
+
     def append(self, keys: Array, rows: Array) -> None:
         """Write some rows [n, *row_shape], and their keys, int64 [n]."""
 
+    def end_turn(self) -> None:
+        """Say that all rows were appended."""
+
 
 @contextmanager
-def table_rows(writer: BundleWriter, table: StockTable, order: SlotOrder | None, behind: Array) -> Iterator[Rows]:
+def table_rows(
+    writer: BundleWriter, table: StockTable, order: SlotOrder | None, behind: Array, *, most_turns: int = 1
+) -> Iterator[Rows]:
     """Write the variables of a table, of what is appended.
 
     Args:
@@ -82,14 +92,17 @@ def table_rows(writer: BundleWriter, table: StockTable, order: SlotOrder | None,
         table: what its tensors are called.
         order: the slots of its keys; None for a hash table.
         behind: rows [n, *row_shape] for keys that are not there, the row of zeros first.
+        most_turns: how often the rows may be asked for.
     """
     if order is None:
         in_turn = _InTurn(writer, table, behind)
         yield in_turn
         in_turn.finish()
         return
-    places = order.perfect.slots
-    with SlotOrderWriter(writer, table.tensor("values"), behind.dtype, behind.shape[1:], places, behind) as values:
+    tensor, places = table.tensor("values"), order.perfect.slots
+    with SlotOrderWriter(
+        writer, tensor, behind.dtype, behind.shape[1:], places, behind, most_turns=most_turns
+    ) as values:
         yield _InSlots(order, table.name, values)
     writer.array(table.tensor("keys"), order.keys)
     writer.array(table.tensor("index"), order.perfect.pilots)
@@ -97,6 +110,8 @@ def table_rows(writer: BundleWriter, table: StockTable, order: SlotOrder | None,
 
 class _InTurn:
     """Rows as they come."""
+
+    turns = 1
 
     def __init__(self, writer: BundleWriter, table: StockTable, behind: Array) -> None:
         self._writer, self._table, self._behind = writer, table, behind
@@ -106,6 +121,9 @@ class _InTurn:
     def append(self, keys: Array, rows: Array) -> None:
         self._writer.append(rows)
         self._keys.append(keys)
+
+    def end_turn(self) -> None:
+        """Do nothing: all is written."""
 
     def finish(self) -> None:
         """Write the rows behind, and the keys."""
@@ -126,9 +144,18 @@ class _InSlots:
     def __init__(self, order: SlotOrder, table: str, values: SlotOrderWriter) -> None:
         self._order, self._table, self._values = order, table, values
 
+    @property
+    def turns(self) -> int:
+        """How often all rows have to be appended."""
+        return self._values.turns
+
+    def end_turn(self) -> None:
+        """Write what waits in memory."""
+        self._values.end_turn()
+
     def append(self, keys: Array, rows: Array) -> None:
         slots = self._order.perfect.slots_of(keys)
-        if not np.array_equal(self._order.keys[slots], keys):
+        if not _perfect_hash.lie_in(np.ascontiguousarray(keys), slots, self._order.keys):
             raise BadInputError(
                 f"exporting table '{self._table}': it has other keys than when its index was made; export it while"
                 " nothing writes to it"

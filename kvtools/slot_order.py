@@ -1,8 +1,10 @@
 """Rows that come in any order, written to a tensor of a bundle in the order of their places, in bounded memory.
 
-Those of the first places wait in memory, as many as may. The other places are taken in groups of some 64 MB: their rows
-are staged where the group will lie in the file, in the order in which they come; in the end each group is read, put in
-order and written again. So nothing but rows of a group is ever written out of order, and the disk holds no second copy.
+Rows that come again, in a few turns, are taken so many at a time as may wait in memory: each is written once. Where
+that would take too many turns, or rows come only once, those of the first places wait in memory. The other places are
+taken in groups of some 64 MB: their rows are staged where the group will lie in the file, in the order in which they
+come; in the end each group is read, put in order and written again. So nothing but rows of a group is ever written out
+of order, and the disk holds no second copy.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from kvtools.errors import OutputError
 
 GROUP_BYTES = 64 << 20
 MEMORY = 512 << 20
+MOST_TURNS = 4
 _WRITTEN_AT_ONCE = 4 << 20
 
 
@@ -35,6 +38,7 @@ class SlotOrderWriter:
         behind: rows that lie behind them all.
         group_bytes: how much a group is; twice as much is held in memory.
         memory: how many bytes of rows may wait in memory beside that.
+        most_turns: how often all rows may come, each time followed by `end_turn`; `turns` is how often they have to.
 
     Example:
         >>> import tempfile; from pathlib import Path
@@ -58,12 +62,17 @@ class SlotOrderWriter:
         *,
         group_bytes: int = GROUP_BYTES,
         memory: int = MEMORY,
+        most_turns: int = 1,
     ) -> None:
         self._writer, self._behind, self._places = writer, behind, places
         self._region = writer.reserve(tensor, dtype, (places + len(behind), *row_shape))
         self._width = width = self._region.row_bytes
         self._held = np.zeros((min(places, max(1, memory // max(1, width))), width), np.uint8)
-        self._first = len(self._held)  # of the places that are staged
+        needed = -(-places // max(1, len(self._held)))
+        self.turns = needed if needed <= most_turns else 1
+        self._turn = 0
+        self._shard = RegionWriter(self._region.path)
+        self._first = places if self.turns > 1 else len(self._held)  # of the places that are staged
         left = places - self._first
         self._group = max(1, min(left, group_bytes // max(1, width)))
         self._groups = -(-left // self._group)
@@ -85,11 +94,11 @@ class SlotOrderWriter:
                 os.close(self._file)
 
     def put(self, places: npt.NDArray[np.int64], rows: Array) -> None:
-        """Put rows [n, *row_shape] at places [n]; none is used twice."""
+        """Put rows [n, *row_shape] at places [n]; none is used twice in a turn."""
         if not len(places):
             return
         rows = np.ascontiguousarray(rows).reshape(len(places), -1).view(np.uint8).reshape(len(places), self._width)
-        _perfect_hash.scatter(rows, places, 0, self._held)
+        _perfect_hash.scatter(rows, places, self._turn * len(self._held), self._held)
         if not self._groups:
             return
         in_groups, places_in_groups = np.empty_like(rows), np.empty_like(places)
@@ -105,30 +114,34 @@ class SlotOrderWriter:
             self._fill[number] += end - start
             start = end
 
+    def end_turn(self) -> None:
+        """Write the rows of this turn that wait in memory; the next one, if there is any, may begin."""
+        first = self._turn * len(self._held)
+        self._write(first, self._held[: self._places - first])
+        self._turn += 1
+        if self._turn < self.turns:
+            self._held[:] = 0
+
     def _finish(self) -> None:
-        region = self._region
-        shard = RegionWriter(region.path)
-        step = max(1, _WRITTEN_AT_ONCE // max(1, self._width))
-
-        def write(start: int, rows: Array) -> None:
-            for at in range(0, len(rows), step):
-                shard.write(region, start + at, rows[at : at + step])
-
         try:
-            write(0, self._typed(self._held))
+            if self._turn == 0:
+                self.end_turn()
             self._held = self._held[:0]
             # Of all groups in turn: memory that is new for each would have to be cleared by the system.
             rows, staged = (np.empty((self._group, self._width), np.uint8) for _ in range(2))
             for number in range(self._groups):
-                write(self._first + number * self._group, self._typed(self._ordered(number, rows, staged)))
-            write(self._places, self._behind)
+                self._write(self._first + number * self._group, self._ordered(number, rows, staged))
+            self._shard.write(self._region, self._places, self._behind)
         finally:
-            written = shard.finish()
+            written = self._shard.finish()
         self._writer.absorb(written)
 
-    def _typed(self, rows: Array) -> Array:
-        """Rows of bytes as what they are."""
-        return rows.reshape(-1).view(self._region.dtype).reshape(len(rows), *self._region.row_shape)
+    def _write(self, start: int, rows: npt.NDArray[np.uint8]) -> None:
+        region = self._region
+        step = max(1, _WRITTEN_AT_ONCE // max(1, self._width))
+        for at in range(0, len(rows), step):
+            some = rows[at : at + step]
+            self._shard.write(region, start + at, some.reshape(-1).view(region.dtype).reshape(-1, *region.row_shape))
 
     def _ordered(self, number: int, rows: Array, staged: Array) -> Array:
         """The rows of a group, in order: the first of `rows`."""

@@ -5,7 +5,8 @@
 
 The forms of requests and answers are those of https://www.tensorflow.org/tfx/serving/api_rest; an error is
 `{"error": "..."}`. Beyond it, `output_filter` in a request names the outputs to answer with, as gRPC's field of that
-name does; without it all outputs are answered. `:classify` and `:regress` are not there: they take tf.Example, which no table does.
+name does; without it all outputs are answered. `:classify` and `:regress` are not there: they take tf.Example, which no
+table does.
 """
 
 from __future__ import annotations

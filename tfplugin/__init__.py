@@ -14,6 +14,7 @@ from tfplugin.lookup_many import lookup_many
 from tfplugin.optimizers import OptimizerWrapper, apply_in_backward, explain
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.restore_tables import restore_tables
+from tfplugin.telemetry import TensorBoardHook, gradient_norms, summary, survey, tensorboard_callback, watch_gradients
 from tfplugin.tensorflow_hooks import install, uninstall
 from tfplugin.training_mode import inference_mode
 from tfplugin.warm_start import warm_start
@@ -24,18 +25,24 @@ __all__ = [
     "KvVariable",
     "OptimizerWrapper",
     "PartitionedKvVariable",
+    "TensorBoardHook",
     "apply_in_backward",
     "explain",
     "export_saved_model",
     "get_kv_variable",
+    "gradient_norms",
     "inference_mode",
     "install",
     "lookup_many",
     "optimizers",
     "policies",
     "restore_tables",
+    "summary",
+    "survey",
+    "tensorboard_callback",
     "uninstall",
     "warm_start",
+    "watch_gradients",
 ]
 
 _checkpoint.register()

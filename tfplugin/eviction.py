@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 #: What a bounded table goes by when it evicts.
-EVICTIONS = ("lru", "lfu", "custom")
+EVICTIONS = ("lru", "lfu", "custom", "epoch_lru", "epoch_lfu")
 
 
 def checked_capacity(max_capacity: Any, eviction: Any, name: str) -> int:

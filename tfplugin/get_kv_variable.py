@@ -16,7 +16,7 @@ from tfplugin.initializers import KvInitializer, resolve
 from tfplugin.keys import KEY_DTYPES
 from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
-from tfplugin.policies import Admission, Policies
+from tfplugin.policies import Admission, EvictionPolicy, Policies
 from tfplugin.policies import resolve as resolve_policies
 
 #: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
@@ -110,6 +110,9 @@ def get_kv_variable(
     *,
     admission: Admission | None = None,
     padding_key: int | None = None,
+    expiry: EvictionPolicy | Sequence[EvictionPolicy] | None = None,
+    expire_every: int = 0,
+    expire_on_save: bool = False,
 ) -> KvVariable | PartitionedKvVariable:
     """Gets a key-value variable of this name, or makes it. Follows `tf.compat.v1.variable_scope`: prefix, reuse,
     default initializer, regularizer and partitioner.
@@ -132,10 +135,12 @@ def get_kv_variable(
       constraint: function of rows, applied after each update to the rows it touched.
       capacity_hint: rows to make room for at once, and the first dimension that partitioners see.
       max_capacity: the most rows that a batch leaves behind; 0: any number. Further rows evict others, but not those of
-        their own batch, unless it has more keys than that. With a partitioner it is for all parts together: each gets
-        its share, rounded up.
+        their own batch; a training lookup of more different keys than that is an error. With a partitioner it is for
+        all parts together: each gets its share, rounded up.
       eviction: which rows go first: ``"lru"``, those that training looked up or wrote least recently; ``"lfu"``, least
-        often; ``"custom"``, those of the lowest score that `KvVariable.set_scores` gave.
+        often; ``"custom"``, those of the lowest score that `KvVariable.set_scores` gave; ``"epoch_lru"`` and
+        ``"epoch_lfu"``, those last touched in the lowest epoch (`KvVariable.set_epoch`), and of one epoch least recently
+        or least often.
       max_hbm: of a variable on a GPU, the bytes of its memory that rows may take, slots included; rows beyond lie in
         pinned host memory, and those that are touched often change places with others. With a partitioner it is for
         each part. None: no bound.
@@ -144,6 +149,13 @@ def get_kv_variable(
         and no optimizer sees it.
       admission: which keys get a row otherwise: one of `tfplugin.policies`' classes.
       padding_key: a key that never gets a row: lookups give zeros for it, and updates and imports leave it out.
+      expiry: which rows go: one or several of `tfplugin.policies`' `ExpireAfterSteps`, `ExpireAfterSeconds`,
+        `ExpireBelowNorm`, `ExpireBelowFrequency` and `KeepTop`. An age is a hard bound: no lookup gives a row past it,
+        and a key that comes back gets a new row. `KvVariable.evict` evicts on demand.
+      expire_every: in how many updates every row is looked at about once, beside training, and goes if a policy says
+        so; less often where that would take more than a twentieth of the time. 0: rows past their age stay in memory
+        until they are written, saved or evicted on demand.
+      expire_on_save: whether the rows of all policies go before each save. Rows past their age are never saved.
 
     Returns:
       A `KvVariable`, or a `PartitionedKvVariable` where there is a partitioner.
@@ -173,7 +185,15 @@ def get_kv_variable(
     value = _value_dtype(value_dtype, full_name)
     max_capacity = checked_capacity(max_capacity, eviction, full_name)
     policies = resolve_policies(
-        full_name, key, enter_threshold=enter_threshold, admission=admission, padding_key=padding_key
+        full_name,
+        key,
+        enter_threshold=enter_threshold,
+        admission=admission,
+        padding_key=padding_key,
+        expiry=expiry,
+        expire_every=expire_every,
+        expire_on_save=expire_on_save,
+        max_capacity=max_capacity,
     )
 
     with tf_ops.init_scope():
@@ -223,7 +243,7 @@ def get_kv_variable(
                 max_capacity=-(-max_capacity // of),
                 eviction=eviction,
                 max_hbm=max_hbm,
-                policies=policies,
+                policies=policies.of_part(of),
                 part=part,
                 parts=of,
                 partitioned_name=None if parts is None else full_name,
@@ -288,7 +308,7 @@ def _check_same_bound(found: Any, name: str, max_capacity: int, eviction: str) -
 
 
 def _check_same_policies(found: Any, name: str, policies: Policies) -> None:
-    if policies == Policies() or policies == found.policies:  # the first: not said
+    if policies == Policies() or policies.of_part(len(found._kv_parts)) == found.policies:  # the first: not said
         return
     raise ValueError(
         f"Trying to share key-value variable {name}, but specified policies {policies.to_json()} and found "

@@ -26,6 +26,7 @@ from tfplugin.ops import raw
 from tfplugin.placement import on_device_of
 from tfplugin.policies import Policies
 from tfplugin.row_counts import RowCounts
+from tfplugin.row_expiry import RowExpiry
 from tfplugin.row_slots import RowSlots
 from tfplugin.scatter import Scatter
 from tfplugin.slots import SlotSpec, slots_json
@@ -34,7 +35,7 @@ VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
 
 @dispatch.register_dispatchable_type
-class KvVariable(RowCounts, Scatter, NotDense, trackable.Trackable):
+class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
     """One embedding table, or one part of a partitioned one: key -> row of ``dim`` values.
 
     Made by `get_kv_variable`. Works wherever TensorFlow takes a resource variable: ``tf.nn.embedding_lookup`` and its
@@ -49,7 +50,7 @@ class KvVariable(RowCounts, Scatter, NotDense, trackable.Trackable):
       shape: [None, dim].
       part, parts: which part of how many this is; (0, 1) when not partitioned.
       max_capacity: the most rows that a batch leaves behind; 0: any number.
-      eviction: which rows go first: ``"lru"``, ``"lfu"`` or ``"custom"``.
+      eviction: which rows go first: ``"lru"``, ``"lfu"``, ``"custom"``, ``"epoch_lru"`` or ``"epoch_lfu"``.
       max_hbm: bytes of a GPU's memory that rows may take; None: no bound.
       policies: which keys get a row, and which rows go; see `tfplugin.policies`.
       trainable, regularizer, constraint: as for ``tf.Variable``; the two functions see the rows of a batch.
@@ -393,7 +394,8 @@ class KvVariable(RowCounts, Scatter, NotDense, trackable.Trackable):
         return raw.kv_table_contains(self._handle, self.keys_tensor(keys), name=name)
 
     def stamps(self, keys: Any, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Frequency (updates so far) and version (Unix time of the last write) of keys: uint32, shape of keys."""
+        """Frequency (updates so far) and version (Unix time of the last write; with `ExpireAfterSteps` its step) of keys:
+        uint32, shape of keys."""
         freqs, versions = raw.kv_table_stamps(self._handle, self.keys_tensor(keys), name=name)
         return freqs, versions
 
@@ -410,7 +412,7 @@ class KvVariable(RowCounts, Scatter, NotDense, trackable.Trackable):
         return raw.kv_table_update_counts(self._handle, name=name).skipped_updates
 
     def evicted_rows(self, name: str | None = None) -> tf.Tensor:
-        """How many rows the table has evicted since it was initialized: scalar int64."""
+        """How many rows the table has evicted since it was initialized, for its capacity or by policies: scalar int64."""
         return raw.kv_table_update_counts(self._handle, name=name).evicted_rows
 
     def size(self, name: str | None = None) -> tf.Tensor:

@@ -19,11 +19,12 @@ from tfplugin.not_dense import NotDense
 from tfplugin.ops import raw
 from tfplugin.policies import Policies
 from tfplugin.row_counts import RowCounts
+from tfplugin.row_expiry import RowExpiry
 from tfplugin.scatter import Scatter
 
 
 @dispatch.register_dispatchable_type
-class PartitionedKvVariable(RowCounts, Scatter, NotDense, trackable.Trackable):
+class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
     """A key-value variable in parts: ``name/part_i`` holds the keys with key floor-mod parts == i.
 
     Iterates over its parts. Everything that takes a `KvVariable` takes it.

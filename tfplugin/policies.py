@@ -1,9 +1,11 @@
-"""Which keys a table gives a row to: the arguments `enter_threshold`, `admission` and `padding_key` of variables."""
+"""Which keys a table gives a row to, and which rows go: the arguments `enter_threshold`, `admission`, `padding_key`,
+`expiry`, `expire_every` and `expire_on_save` of variables."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -151,6 +153,9 @@ class ProbabilityAdmission:
         return {"kind": "probability", "p": float(self.p), "below": self.below}
 
 
+#: The arguments of variables and layers that say what `resolve` takes.
+POLICY_ARGUMENTS = ("enter_threshold", "admission", "padding_key", "expiry", "expire_every", "expire_on_save")
+
 Admission = CountAdmission | BloomAdmission | ProbabilityAdmission
 
 _ADMISSIONS: dict[str, type[Any]] = {
@@ -158,6 +163,162 @@ _ADMISSIONS: dict[str, type[Any]] = {
     "bloom": BloomAdmission,
     "probability": ProbabilityAdmission,
 }
+
+
+def _count(value: Any, what: str, of: str) -> int:
+    if isinstance(value, bool) or not _is_whole(value) or not 1 <= value < 2**32:
+        raise ValueError(f"{what} must be a number of {of}, 1 to 4294967295; got {value!r}.")
+    return int(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpireAfterSteps:
+    """A row goes that `steps` steps in a row did not write.
+
+    A step is an update of the variable by an optimizer; `KvVariable.set_step` sets the number of them. As a policy of a
+    variable it is a hard bound: the row is there for the lookups of these steps, and for none after, whether it has been
+    collected or not. The versions of such a variable are steps, not seconds.
+
+    Attributes:
+      steps: 1 or more.
+
+    Raises:
+      ValueError: not a number of steps.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", _count(self.steps, "ExpireAfterSteps: steps", "updates"))
+
+    def fields(self) -> dict[str, Any]:
+        """What ops and a checkpoint's ``kvmeta`` say of it."""
+        return {"policy": "after_steps", "steps": self.steps}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpireAfterSeconds:
+    """A row goes when it was last written `seconds` ago: inserted, updated by an optimizer, or written otherwise.
+
+    As a policy of a variable it is a hard bound: no lookup gives a row of this age, whether it has been collected or
+    not. Stamps are whole seconds: so it may go up to a second early, and never late.
+
+    Attributes:
+      seconds: whole, 1 or more.
+
+    Raises:
+      ValueError: not a number of seconds.
+    """
+
+    seconds: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seconds", _count(self.seconds, "ExpireAfterSeconds: seconds", "whole seconds"))
+
+    def fields(self) -> dict[str, Any]:
+        """What ops and a checkpoint's ``kvmeta`` say of it."""
+        return {"policy": "after_seconds", "seconds": self.seconds}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpireBelowNorm:
+    """A row goes whose value has an L2 norm below `l2` (its slots do not count). A value with a NaN is below no norm.
+
+    Attributes:
+      l2: above 0.
+
+    Raises:
+      ValueError: not a finite number above 0.
+    """
+
+    l2: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.l2, bool) or not isinstance(self.l2, (int, float)) or not 0 < self.l2 < math.inf:
+            raise ValueError(f"ExpireBelowNorm: l2 must be a number above 0, got {self.l2!r}.")
+        object.__setattr__(self, "l2", float(self.l2))
+
+    def fields(self) -> dict[str, Any]:
+        """What ops and a checkpoint's ``kvmeta`` say of it."""
+        return {"policy": "below_norm", "norm": self.l2}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpireBelowFrequency:
+    """A row goes that was updated fewer than `updates` times (`KvVariable.stamps` tells). So do rows that are just new:
+    have it happen seldom, on demand or with a large `expire_every`.
+
+    Attributes:
+      updates: 1 or more.
+
+    Raises:
+      ValueError: not a number of updates.
+    """
+
+    updates: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "updates", _count(self.updates, "ExpireBelowFrequency: updates", "updates"))
+
+    def fields(self) -> dict[str, Any]:
+        """What ops and a checkpoint's ``kvmeta`` say of it."""
+        return {"policy": "below_frequency", "frequency": self.updates}
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepTop:
+    """All rows go but the top ones.
+
+    Of rows of one frequency those written last stay, of rows written at the same time the more frequent, and of rows that
+    are equal in that those with the larger keys (as unsigned numbers). With a partitioner `rows` is for all parts
+    together: on demand that is exact, and beside training and on save each part keeps its share, rounded up.
+
+    Attributes:
+      rows: how many stay, 1 or more.
+      by: ``"frequency"``, ``"version"`` (written last) or ``"norm"`` (L2, of the value).
+
+    Raises:
+      ValueError: not a number of rows; an unknown `by`.
+    """
+
+    rows: int
+    by: str = "frequency"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rows, bool) or not _is_whole(self.rows) or not 1 <= self.rows < 2**62:
+            raise ValueError(f"KeepTop: rows must be a number of rows, 1 or more; got {self.rows!r}.")
+        object.__setattr__(self, "rows", int(self.rows))
+        if self.by not in ("frequency", "version", "norm"):
+            raise ValueError(f"KeepTop: by must be 'frequency', 'version' or 'norm', got {self.by!r}.")
+
+    def fields(self) -> dict[str, Any]:
+        """What ops and a checkpoint's ``kvmeta`` say of it."""
+        return {"policy": "keep_top", "rows": self.rows, "by": self.by}
+
+
+EvictionPolicy = ExpireAfterSteps | ExpireAfterSeconds | ExpireBelowNorm | ExpireBelowFrequency | KeepTop
+
+EVICTION_POLICIES: tuple[type[Any], ...] = (
+    ExpireAfterSteps,
+    ExpireAfterSeconds,
+    ExpireBelowNorm,
+    ExpireBelowFrequency,
+    KeepTop,
+)
+
+
+def _eviction_from(fields: dict[str, Any]) -> EvictionPolicy:
+    kind, number = fields["policy"], {key: value for key, value in fields.items() if key != "policy"}
+    if kind == "keep_top":
+        return KeepTop(**number)
+    (value,) = number.values()
+    made: dict[str, Any] = {
+        "after_steps": ExpireAfterSteps,
+        "after_seconds": ExpireAfterSeconds,
+        "below_norm": ExpireBelowNorm,
+        "below_frequency": ExpireBelowFrequency,
+    }
+    return made[kind](value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,11 +329,17 @@ class Policies:
       admission: which keys get a row; None: all.
       admits_on: ``"lookup"``: training lookups count; ``"update"``: updates do, of tables whose lookups insert nothing.
       padding_key: the key that never gets a row; None: there is none.
+      expiry: which rows go.
+      expire_every: in how many updates every row is looked at about once, beside training; 0: never.
+      expire_on_save: whether saves evict first.
     """
 
     admission: Admission | None = None
     admits_on: str = "lookup"
     padding_key: int | None = None
+    expiry: tuple[EvictionPolicy, ...] = ()
+    expire_every: int = 0
+    expire_on_save: bool = False
 
     def to_json(self) -> str:
         """The form that ops and checkpoints carry: an object; nothing where there is no policy."""
@@ -183,7 +350,19 @@ class Policies:
                 said["admission"]["on"] = self.admits_on
         if self.padding_key is not None:
             said["padding_key"] = self.padding_key
+        if self.expiry:
+            said["expiry"] = [policy.fields() for policy in self.expiry]
+            said["expire_every"] = self.expire_every
+            said["expire_on_save"] = self.expire_on_save
         return json.dumps(said) if said else ""
+
+    def of_part(self, parts: int) -> Policies:
+        """Those of one of so many parts: its share of the rows that are kept."""
+        shares = tuple(
+            KeepTop(-(-policy.rows // parts), policy.by) if isinstance(policy, KeepTop) else policy
+            for policy in self.expiry
+        )
+        return dataclasses.replace(self, expiry=shares)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Policies:
@@ -194,7 +373,15 @@ class Policies:
             fields = dict(said["admission"])
             on = fields.pop("on", on)
             admission = _ADMISSIONS[fields.pop("kind")](**fields)
-        return cls(admission, on, said.get("padding_key"))
+        expiry = tuple(_eviction_from(fields) for fields in said.get("expiry", ()))
+        return cls(
+            admission,
+            on,
+            said.get("padding_key"),
+            expiry,
+            said.get("expire_every", 0),
+            said.get("expire_on_save", False),
+        )
 
 
 def resolve(
@@ -204,12 +391,17 @@ def resolve(
     enter_threshold: Any = 0,
     admission: Any = None,
     padding_key: Any = None,
+    expiry: Any = None,
+    expire_every: Any = 0,
+    expire_on_save: Any = False,
+    max_capacity: int = 0,
 ) -> Policies:
     """The policies that the arguments of a variable ask for.
 
     Raises:
-      ValueError: a threshold that is none; both a threshold and an `admission`; a padding key that is no key.
-      TypeError: `admission` is none of the classes here.
+      ValueError: a threshold that is none; both a threshold and an `admission`; a padding key that is no key; policies
+        of `expiry` that contradict each other or `max_capacity`; when to expire without what, or the other way round.
+      TypeError: `admission` or `expiry` is none of the classes here.
     """
     what = f"Key-value variable '{name}'"
     threshold = _threshold(enter_threshold, what)
@@ -230,7 +422,41 @@ def resolve(
         if isinstance(padding_key, bool) or not _is_whole(padding_key) or not least <= padding_key <= most:
             raise ValueError(f"{what}: padding_key must be one of its {key_dtype.name} keys, got {padding_key!r}.")
         padding_key = int(padding_key)
-    return Policies(admission, padding_key=padding_key)
+    told = _expiry(what, expiry, expire_every, expire_on_save, max_capacity)
+    return Policies(admission, padding_key=padding_key, **told)
+
+
+def _expiry(what: str, expiry: Any, every: Any, on_save: Any, max_capacity: int) -> dict[str, Any]:
+    given = () if expiry is None else tuple(expiry) if isinstance(expiry, (list, tuple)) else (expiry,)
+    for policy in given:
+        if not isinstance(policy, EVICTION_POLICIES):
+            kinds = ", ".join(kind.__name__ for kind in EVICTION_POLICIES)
+            raise TypeError(f"{what}: expiry must be of tfplugin.policies' {kinds}; got {policy!r}.")
+    for i, policy in enumerate(given):
+        for other in given[:i]:
+            if type(policy) is type(other):
+                raise ValueError(f"{what}: {other} and {policy} contradict each other: give one of them.")
+            if {type(policy), type(other)} == {ExpireAfterSteps, ExpireAfterSeconds}:
+                raise ValueError(
+                    f"{what}: {other} and {policy} contradict each other: a row has one stamp, a step or a second. Give "
+                    "one of them."
+                )
+        if isinstance(policy, KeepTop) and 0 < max_capacity <= policy.rows:
+            raise ValueError(
+                f"{what}: {policy} keeps no fewer rows than max_capacity={max_capacity} allows: give one of them, or "
+                "keep fewer rows."
+            )
+    if isinstance(every, bool) or not _is_whole(every) or not 0 <= every < 2**62:
+        raise ValueError(f"{what}: expire_every must be a number of updates, or 0 for never; got {every!r}.")
+    if not isinstance(on_save, bool):
+        raise TypeError(f"{what}: expire_on_save must be True or False, got {on_save!r}.")
+    if (every or on_save) and not given:
+        when = "expire_on_save=True" if on_save else f"expire_every={every}"
+        raise ValueError(
+            f"{what}: {when} says when rows go, and nothing says which: give expiry=, such as "
+            "tfplugin.policies.ExpireAfterSeconds(86400)."
+        )
+    return {"expiry": given, "expire_every": int(every), "expire_on_save": on_save}
 
 
 def _admits_all(admission: Admission | None) -> bool:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfplugin.keys import keys_to_tensor
 from tfplugin.ops import raw
+from tfplugin.policies import ExpireAfterSteps
 
 DAY = 86400
 
@@ -74,7 +75,15 @@ class RowCounts:
         """The day in which the row of each key was last written, as days since 1970: uint32, shape of keys; 0: no row.
 
         `stamps` gives the second.
+
+        Raises:
+          ValueError: the variable expires by steps, and so stamps rows with steps.
         """
+        if any(isinstance(policy, ExpireAfterSteps) for policy in self._kv_parts[0].policies.expiry):
+            raise ValueError(
+                f"get_timestamp of key-value variable '{self.name}': its rows expire by steps and are stamped with steps, "
+                "not with days: stamps() gives them."
+            )
         keys, places, part_keys = self._by_part(indices)
         versions = [part.stamps(owned, name=name)[1] for part, owned in zip(self._kv_parts, part_keys, strict=True)]
         return self._in_places(keys, places, versions) // tf.constant(DAY, tf.uint32)

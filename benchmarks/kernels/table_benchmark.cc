@@ -1,6 +1,6 @@
 // How fast the table engine is, against what the memory system allows; prints one JSON object.
 //
-//   table_benchmark [--threads N] [--repetitions N] [--only lookup|write|insert|overhead|remove|changes] [--rows N]
+//   table_benchmark [--threads N] [--repetitions N] [--only lookup|write|insert|overhead|remove|expire|changes] [--rows N]
 //
 // "Bare" is a gather by known row number from one array on huge pages, with prefetch, threads and copy
 // routine as in the table: what remains of a lookup when nothing has to be looked up. Bare and table take
@@ -326,6 +326,67 @@ void Removals(const Flags& flags, ParallelFor& threads, Json* json) {
   }
 }
 
+// Half of the rows go by each policy, and as many come again: rows that went per second, and the memory that the
+// table has after that, to what it had full for the first time.
+void Expiries(const Flags& flags, ParallelFor& threads, Json* json) {
+  using Kind = EvictPolicy::Kind;
+  constexpr int64_t kDim = 32;
+  const int64_t count = flags.insert_rows;
+  TableOptions options;
+  options.dim = kDim;
+  options.expiry.unit = AgeUnit::kSteps;
+  options.expiry.max_age = 1000;
+  const auto table = Table::Create(options);
+  std::vector<uint64_t> keys(static_cast<size_t>(kBatch));
+  std::vector<float> rows(static_cast<size_t>(kBatch * kDim));
+  std::vector<uint32_t> freqs(static_cast<size_t>(kBatch)), versions(static_cast<size_t>(kBatch));
+  int64_t next_row = 0;
+  uint32_t step = 2000;
+  const auto bytes = [&] {
+    const MemoryUse use = table->Memory();
+    return static_cast<double>(use.row_bytes + use.slack_bytes + use.index_bytes + use.column_bytes);
+  };
+  // Rows in no order of what they go by.
+  const auto fill = [&] {
+    ForBatches(count - table->Size(), kBatch, [&](int64_t, int64_t n) {
+      for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+        keys[i] = KeyOfRow(next_row++);
+        const bool low = (Mix64(keys[i]) >> 20 & 1) != 0;
+        freqs[i] = low ? 1 : 9;
+        versions[i] = low ? step - 900 : step - 1;
+        std::fill_n(rows.begin() + static_cast<int64_t>(i) * kDim, kDim, low ? 0.1f : 1.0f);
+      }
+      table->Import(keys.data(), n, {{0, rows.data(), kDim}}, freqs.data(), versions.data(), nullptr,
+                    threads);
+    });
+  };
+  const auto evict = [&](const std::string& name, const EvictPolicy& policy) {
+    const int64_t before = table->Size();
+    const double seconds = Seconds([&] { Evict(table.get(), policy, threads); });
+    const int64_t gone = before - table->Size();
+    if (gone < before / 3) {
+      std::fprintf(stderr, "%lld rows went by %s\n", static_cast<long long>(gone), name.c_str());
+      std::exit(1);
+    }
+    json->Add("expire_by_" + name + "_mrows_per_s_of_" + std::to_string(count),
+              1e-6 * static_cast<double>(gone) / seconds);
+  };
+  table->SetStep(step);
+  fill();
+  const double full = bytes();
+  evict("age", {Kind::kAfterSteps, 500, 0, {}});
+  fill();
+  evict("frequency", {Kind::kBelowFrequency, 5, 0, {}});
+  fill();
+  evict("norm", {Kind::kBelowNorm, 0, 2.0, {}});
+  fill();
+  evict("top_frequency", {Kind::kKeepTop, count / 2, 0, RankBy::kFrequency});
+  fill();
+  evict("top_norm", {Kind::kKeepTop, count / 2, 0, RankBy::kNorm});
+  fill();
+  json->Add("expire_memory_after_five_refills_to_first", bytes() / full);
+}
+
 // What it costs a step of Adam that its table tracks changes, and that an export of one moment is open; how long cuts
 // take. Three tables take turns on the same batches.
 void Changes(const Flags& flags, ParallelFor& threads, Json* json) {
@@ -440,6 +501,7 @@ int Main(int argc, char** argv) {
   if (wanted("write")) Writes(flags, *threads, &json);
   if (wanted("insert")) Inserts(flags, *threads, &json);
   if (wanted("remove")) Removals(flags, *threads, &json);
+  if (wanted("expire")) Expiries(flags, *threads, &json);
   if (wanted("changes")) Changes(flags, *threads, &json);
   if (wanted("overhead")) Overhead(flags, *threads, &json);
   return 0;

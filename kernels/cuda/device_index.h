@@ -159,7 +159,11 @@ struct DeviceIndex {
   // ---- Erasing launches
 
   // Removes a key and returns its row, or kNoRow where it is not there (any more).
-  KVTABLE_HOST_DEVICE uint32_t Erase(uint64_t key) const {
+  KVTABLE_HOST_DEVICE uint32_t Erase(uint64_t key) const { return EraseWhere(key, AnyRow{}); }
+
+  // The same, if goes(row).
+  template <class Goes>
+  KVTABLE_HOST_DEVICE uint32_t EraseWhere(uint64_t key, const Goes& goes) const {
     const uint64_t home = HomeOf(key);
     uint64_t at = home;
     do {
@@ -167,7 +171,7 @@ struct DeviceIndex {
       const uint32_t meta = LoadRelaxed(&bucket.meta);
       for (int s = 0; s < DeviceBucket::kKeys; ++s) {
         if ((meta >> s & 1) != 0 && bucket.keys[s] == key) {
-          return EraseAt(at, s) ? bucket.rows[s] : kNoRow;
+          return goes(bucket.rows[s]) && EraseAt(at, s) ? bucket.rows[s] : kNoRow;
         }
       }
       if (DeviceBucket::Passed(meta) == 0) return kNoRow;
@@ -187,6 +191,10 @@ struct DeviceIndex {
   }
 
  private:
+  struct AnyRow {
+    KVTABLE_HOST_DEVICE bool operator()(uint32_t /*row*/) const { return true; }
+  };
+
   // Puts a key into a bucket with room, if its meta word is still `meta`, and not locked.
   KVTABLE_HOST_DEVICE bool Append(uint64_t at, uint32_t meta, uint64_t key, uint32_t row, Slot* slot) const {
     DeviceBucket& bucket = buckets[at];

@@ -23,7 +23,9 @@
 #include <vector>
 
 #include "device_block.h"
+#include "eviction/row_ages.h"
 #include "evictor.h"
+#include "expiry_kernels.h"
 #include "find_kernels.h"
 #include "insert_kernels.h"
 #include "kvtable/device_table.h"
@@ -44,6 +46,7 @@ class DeviceTableImpl : public DeviceTable {
         options_(options),
         narrow_(options.key_type == KeyType::kInt32),
         value_bytes_(options.dim * SizeOf(options.value_type)),
+        ages_(options.expiry),
         evictor_(options.name, options.max_capacity, options.eviction, options.clock, eviction_tuning),
         layout_(CheckedLayout(options)) {
     rows_.row_bytes = layout_.row_bytes;
@@ -165,6 +168,21 @@ class DeviceTableImpl : public DeviceTable {
     evictor_.SetEpoch(epoch);
   }
 
+  uint32_t Now() const override { return ages_.Now(); }
+
+  void SetStep(uint32_t step) override { ages_.SetStep(step); }
+
+  void EvictSlice(const RowTest& test, PassCursor* cursor, int64_t most_rows, uint64_t* removed,
+                  DeviceStream stream) override;
+
+  void CountRanks(const RankDigit& digit, PassCursor* cursor, int64_t most_rows, uint32_t* counts,
+                  DeviceStream stream) override;
+
+  int64_t PassLength() const override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return static_cast<int64_t>(index_.num_buckets) * DeviceBucket::kKeys;
+  }
+
   using DeviceTable::Remove;
   using DeviceTable::RemoveIf;
 
@@ -215,6 +233,7 @@ class DeviceTableImpl : public DeviceTable {
     uint32_t num_new;  // rows that the last inserting launch made
     uint32_t count;    // of whatever is counted
     uint64_t skipped;  // row updates left out
+    uint64_t evicted;  // rows, by age, norm, frequency or rank
     uint64_t bag_mistake;
   };
 
@@ -232,6 +251,21 @@ class DeviceTableImpl : public DeviceTable {
    private:
     std::lock_guard<std::mutex> hold_;
     Device* device_;
+  };
+
+  // An operation on a batch: rows of its keys that have expired go first.
+  class BatchOperation : public Operation {
+   public:
+    BatchOperation(DeviceTableImpl* table, const DeviceKeys& keys, DeviceStream stream)
+        : Operation(table, stream), ages_(table->ages_), time_(table->DropExpired(keys)) {}
+
+    const BatchTime& time() const { return time_; }
+    // What rows of the batch are stamped with.
+    Stamp StampOf(const Stamp& stamp) const { return ages_.StampAt(time_, stamp); }
+
+   private:
+    const RowAges& ages_;
+    const BatchTime time_;
   };
 
   // How far an export has come: all keys with lower hashes were seen.
@@ -447,7 +481,13 @@ class DeviceTableImpl : public DeviceTable {
 
   void MoveHotRowsOf(uint64_t begin, uint64_t buckets, int64_t most_rows);
 
-  void CountRows(int64_t keys, uint64_t* removed = nullptr);
+  void CountRows(int64_t keys, uint64_t* removed = nullptr, bool evicts = false);
+
+  // ---- Expiry
+
+  BatchTime DropExpired(const DeviceKeys& keys);
+  // From the cursor on, which it moves along.
+  IndexSlice NextSlice(PassCursor* cursor, int64_t most_rows) const;
 
   void CopyValueToSlots(int64_t n);
 
@@ -509,6 +549,8 @@ class DeviceTableImpl : public DeviceTable {
   const bool narrow_;
   const int64_t value_bytes_;
 
+  RowAges ages_;
+
   Evictor<Device> evictor_;  // guarded by mutex_, its policy aside
   bool may_exceed_ = false;  // the present batch may leave more rows than a bounded table is to have
 
@@ -559,6 +601,7 @@ class DeviceTableImpl : public DeviceTable {
 }  // namespace kvtable
 
 // The methods, by subject.
+#include "device_table_expiry.h"
 #include "device_table_export.h"
 #include "device_table_hot_rows.h"
 #include "device_table_pooling.h"

@@ -13,7 +13,7 @@ template <class Device>
 void DeviceTableImpl<Device>::GatherPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing,
                                            void* out, DeviceStream stream) {
   CheckPooled(keys, bags, missing);
-  const Operation operation(this, stream);
+  const BatchOperation operation(this, keys, stream);
   PrepareScratch(keys.n);
   Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
   Pool(keys, bags, missing, out);
@@ -23,8 +23,8 @@ template <class Device>
 void DeviceTableImpl<Device>::GatherPooledOrInsert(const DeviceKeys& keys, const DeviceBags& bags,
                                                    Stamp stamp, void* out, DeviceStream stream) {
   CheckPooled(keys, bags, Missing::kZeros);
-  const Operation operation(this, stream);
-  InsertStamped(keys, stamp, nullptr, MayInsert());
+  const BatchOperation operation(this, keys, stream);
+  InsertStamped(keys, operation.StampOf(stamp), nullptr, MayInsert());
   Pool(keys, bags, Missing::kZeros, out);
   TouchAndEvict(keys, true, nullptr, nullptr);
 }
@@ -85,7 +85,7 @@ void DeviceTableImpl<Device>::WeightsGradient(const DeviceKeys& keys, const Devi
                                               const void* pooled, const void* gradient, void* out,
                                               DeviceStream stream) {
   CheckPooled(keys, bags, missing);
-  const Operation operation(this, stream);
+  const BatchOperation operation(this, keys, stream);
   PrepareScratch(keys.n);
   Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
   VisitValueType(options_.value_type, [&](auto t) {

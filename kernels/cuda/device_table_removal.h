@@ -11,17 +11,20 @@ namespace kvtable {
 template <class Device>
 int64_t DeviceTableImpl<Device>::EvictedCount() const {
   const Operation operation(this, nullptr);
-  uint64_t evicted = 0;
-  if (evictor_.evicted() == nullptr) return 0;
-  device_.Copy(&evicted, evictor_.evicted(), sizeof(evicted));
+  uint64_t by_policy = 0;
+  uint64_t for_capacity = 0;
+  device_.Copy(&by_policy, &words_.template as<Words>()->evicted, sizeof(by_policy));
+  if (evictor_.evicted() != nullptr) {
+    device_.Copy(&for_capacity, evictor_.evicted(), sizeof(for_capacity));
+  }
   device_.WaitInside();
-  return static_cast<int64_t>(evicted);
+  return static_cast<int64_t>(by_policy + for_capacity);
 }
 
 template <class Device>
 void DeviceTableImpl<Device>::SetScores(const DeviceKeys& keys, const uint64_t* scores, DeviceStream stream) {
   CheckBatch(keys.n);
-  const Operation operation(this, stream);
+  const BatchOperation operation(this, keys, stream);
   evictor_.RequireCustom();
   PrepareScratch(keys.n);
   PrepareClaims(keys.n);
@@ -33,7 +36,7 @@ void DeviceTableImpl<Device>::SetScores(const DeviceKeys& keys, const uint64_t* 
 template <class Device>
 void DeviceTableImpl<Device>::Remove(const DeviceKeys& keys, uint64_t* removed, DeviceStream stream) {
   CheckBatch(keys.n);
-  const Operation operation(this, stream);
+  const BatchOperation operation(this, keys, stream);
   EnsureRoomToFree(keys.n);
   device_.Launch(Count(keys.n), EraseBody{Batch(keys), index_, rows_});
   CountRows(0, removed);

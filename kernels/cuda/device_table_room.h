@@ -285,12 +285,13 @@ void DeviceTableImpl<Device>::PrepareMarks() {
 }
 
 template <class Device>
-void DeviceTableImpl<Device>::CountRows(int64_t keys, uint64_t* removed) {
+void DeviceTableImpl<Device>::CountRows(int64_t keys, uint64_t* removed, bool evicts) {
   ++sequence_;
   if (keys > 0) queued_.push_back({sequence_, keys});
   queued_keys_ += keys;
-  device_.Launch(1, CountRowsBody{rows_.counters, &words_.template as<Words>()->num_new,
-                                  report_.template as<uint64_t>(), sequence_, removed});
+  device_.Launch(
+      1, CountRowsBody{rows_.counters, &words_.template as<Words>()->num_new, report_.template as<uint64_t>(),
+                       sequence_, removed, evicts ? &words_.template as<Words>()->evicted : nullptr});
 }
 
 }  // namespace kvtable

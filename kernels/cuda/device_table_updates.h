@@ -20,14 +20,19 @@ void DeviceTableImpl<Device>::Apply(const DeviceKeys& keys, const void* gradient
                                                  " slots; got columns for " +
                                                  std::to_string(slots.columns.size()) + ".");
   }
-  const Operation operation(this, stream);
+  const BatchOperation operation(this, keys, stream);
+  stamp.ends_step = true;
+  const Stamp written = operation.StampOf(stamp);
   RowsToUpdate rows;
   for (size_t s = 0; s < slots.columns.size(); ++s) {
     rows.offsets[s + 1] = layout_.At(slots.columns[s], options_.dim, slots.generation).offset;
   }
   const WorkingMemory working =
       WorkingMemoryFor<Device>(optimizer, options_.value_type, options_.dim, keys.n);
-  if (keys.n == 0) return TouchAndEvict(keys, false, nullptr, nullptr);
+  if (keys.n == 0) {
+    ages_.End(stamp);
+    return TouchAndEvict(keys, false, nullptr, nullptr);
+  }
   // All that may fail for want of memory, before anything changes.
   PrepareScratch(keys.n);
   EnsureRoom(keys);
@@ -58,12 +63,13 @@ void DeviceTableImpl<Device>::Apply(const DeviceKeys& keys, const void* gradient
   rows.stochastic_rounding = update.stochastic_rounding;
   rows.seed = update.seed;
   rows.zero_marks = Marks();
-  rows.stamp = stamp;
+  rows.stamp = written;
   WorkingMemory given = working;
   given.memory = working_.data();
   UpdateRowsBy(GradientRuleList{}, &device_, rows, update, options_.value_type, given) ||
       UpdateRowsBy(AdamRuleList{}, &device_, rows, update, options_.value_type, given) ||
       UpdateRowsBy(GroupRuleList{}, &device_, rows, update, options_.value_type, given);
+  ages_.End(stamp);
   if (!evictor_.is_bounded()) return;
   if (update.skip_nonfinite) Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);  // some have gone
   TouchAndEvict(keys, false, nullptr, nullptr);

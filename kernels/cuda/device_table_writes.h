@@ -18,8 +18,8 @@ void DeviceTableImpl<Device>::GatherOrInsert(const DeviceKeys& keys, void* out,
                 "Table '" + options_.name + "' got an admission probability of " +
                     std::to_string(insertion.admission) + "; expected 0.0 to 1.0.");
   }
-  const Operation operation(this, stream);
-  InsertStamped(keys, insertion.stamp, insertion.inserted,
+  const BatchOperation operation(this, keys, stream);
+  InsertStamped(keys, operation.StampOf(insertion.stamp), insertion.inserted,
                 MayInsert(insertion.admission, insertion.admission_seed));
   GatherColumn(keys, numbers(), 0, value_bytes_, out, {insertion.below, initial_, nullptr, 0}, nullptr);
   TouchAndEvict(keys, true, nullptr, insertion.evicted);
@@ -28,8 +28,8 @@ void DeviceTableImpl<Device>::GatherOrInsert(const DeviceKeys& keys, void* out,
 template <class Device>
 void DeviceTableImpl<Device>::PointersOrInsert(const DeviceKeys& keys, void** out, Stamp stamp,
                                                bool* inserted, DeviceStream stream) {
-  const Operation operation(this, stream);
-  InsertStamped(keys, stamp, inserted, MayInsert());
+  const BatchOperation operation(this, keys, stream);
+  InsertStamped(keys, operation.StampOf(stamp), inserted, MayInsert());
   device_.Launch(Count(keys.n), PointersBody{rows_, numbers(), Count(keys.n), out});
   TouchAndEvict(keys, true, nullptr, nullptr);
 }
@@ -37,9 +37,10 @@ void DeviceTableImpl<Device>::PointersOrInsert(const DeviceKeys& keys, void** ou
 template <class Device>
 void DeviceTableImpl<Device>::UpsertColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in,
                                             Stamp stamp, DeviceStream stream) {
-  const Operation operation(this, stream);
+  const BatchOperation operation(this, keys, stream);
   for (const ColumnIn& column : in) CheckColumn(column);
-  WriteStamped(keys, in, stamp);
+  WriteStamped(keys, in, operation.StampOf(stamp));
+  ages_.End(stamp);
   TouchAndEvict(keys, true, nullptr, nullptr);
 }
 
@@ -47,16 +48,16 @@ template <class Device>
 void DeviceTableImpl<Device>::InsertAndEvict(const DeviceKeys& keys, const void* values,
                                              const uint64_t* scores, Stamp stamp,
                                              const DeviceEvicted& evicted, DeviceStream stream) {
-  const Operation operation(this, stream);
+  const BatchOperation operation(this, keys, stream);
   if (scores != nullptr) evictor_.RequireCustom();
-  WriteStamped(keys, {{0, values, options_.dim}}, stamp);
+  WriteStamped(keys, {{0, values, options_.dim}}, operation.StampOf(stamp));
   TouchAndEvict(keys, true, scores, &evicted);
 }
 
 template <class Device>
 void DeviceTableImpl<Device>::Accumulate(const DeviceKeys& keys, const void* deltas, bool from_zeros,
                                          Stamp stamp, DeviceStream stream) {
-  const Operation operation(this, stream);
+  const BatchOperation operation(this, keys, stream);
   Insert(keys, from_zeros ? FirstValue::kZeros : FirstValue::kInitial, nullptr, MayInsert(stamp));
   CopyValueToSlots(keys.n);
   VisitAnyValueType(options_.value_type, [&](auto t) {
@@ -65,7 +66,7 @@ void DeviceTableImpl<Device>::Accumulate(const DeviceKeys& keys, const void* del
                                                     static_cast<const T*>(deltas)});
   });
   Unmark(keys.n, nullptr);
-  StampRows(keys.n, nullptr, stamp);
+  StampRows(keys.n, nullptr, operation.StampOf(stamp));
   TouchAndEvict(keys, true, nullptr, nullptr);
 }
 
@@ -73,7 +74,7 @@ template <class Device>
 void DeviceTableImpl<Device>::Combine(const DeviceKeys& keys, const void* operands, RowOp op, Stamp stamp,
                                       DeviceStream stream) {
   RequireFloating();
-  const Operation operation(this, stream);
+  const BatchOperation operation(this, keys, stream);
   Insert(keys, FirstValue::kInitial, nullptr, MayInsert(stamp));
   CopyValueToSlots(keys.n);
   VisitValueType(options_.value_type, [&](auto t) {
@@ -82,7 +83,7 @@ void DeviceTableImpl<Device>::Combine(const DeviceKeys& keys, const void* operan
                                                  static_cast<const T*>(operands), op});
   });
   Unmark(keys.n, nullptr);
-  StampRows(keys.n, nullptr, stamp);
+  StampRows(keys.n, nullptr, operation.StampOf(stamp));
   TouchAndEvict(keys, true, nullptr, nullptr);
 }
 
@@ -91,13 +92,16 @@ void DeviceTableImpl<Device>::Import(const DeviceKeys& keys, const std::vector<C
                                      const uint32_t* freqs, const uint32_t* versions, const uint64_t* scores,
                                      DeviceStream stream) {
   CheckBatch(keys.n);
-  const Operation operation(this, stream);
+  const BatchOperation operation(this, keys, stream);
   for (const ColumnIn& column : in) CheckColumn(column);
   PrepareScratch(keys.n);
   EnsureRoom(keys);
   PrepareMarks();
   const BatchClaims claims = WriteColumns(keys, in, MayInsert());
-  device_.Launch(Count(keys.n), AssignStampsBody{rows_, claims, numbers(), freqs, versions, Count(keys.n)});
+  const uint32_t latest = ages_.expiry().ages() ? operation.time().now : UINT32_MAX;
+  const uint32_t without = ages_.expiry().ages() ? latest : 0;
+  device_.Launch(Count(keys.n),
+                 AssignStampsBody{rows_, claims, numbers(), freqs, versions, latest, without, Count(keys.n)});
   Unmark(keys.n, nullptr);
   for (const ColumnIn& column : in) {
     if (column.column == 0) MarkZeros(keys.n, claims, column.data);
@@ -113,7 +117,7 @@ template <class Device>
 void DeviceTableImpl<Device>::IncreaseFrequency(const DeviceKeys& keys, const uint32_t* by,
                                                 DeviceStream stream) {
   CheckBatch(keys.n);
-  const Operation operation(this, stream);
+  const BatchOperation operation(this, keys, stream);
   PrepareScratch(keys.n);
   Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
   device_.Launch(Count(keys.n), IncreaseFrequencyBody{rows_, numbers(), Count(keys.n), by});

@@ -142,6 +142,7 @@ struct CountRowsBody {
   uint64_t* report;   // in host memory: sequence << 32 | rows
   uint32_t sequence;
   uint64_t* removed;  // how many were given back; may be null
+  uint64_t* evicted;  // the same is added to it; may be null
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t) const {
@@ -151,6 +152,7 @@ struct CountRowsBody {
     counters->high_water += counters->fresh - reused;
     *num_new = counters->fresh;
     if (removed != nullptr) *removed = counters->freed;
+    if (evicted != nullptr) *evicted += counters->freed;
     counters->fresh = 0;
     counters->freed = 0;
     const uint64_t rows = counters->high_water - counters->free;

@@ -59,13 +59,17 @@ struct AssignStampsBody {
   const uint32_t* numbers;   // (n)
   const uint32_t* freqs;     // (n)
   const uint32_t* versions;  // (n)
+  uint32_t latest;           // version; no row gets a later one
+  uint32_t without;          // `versions`: what rows get
   uint64_t n;
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t i = first + lanes.lane();
     if (i >= n || !claims.Counts(numbers[i], static_cast<uint32_t>(i))) return;
-    *rows.StampOf(numbers[i]) = {freqs == nullptr ? 0 : freqs[i], versions == nullptr ? 0 : versions[i]};
+    uint32_t version = without;
+    if (versions != nullptr) version = versions[i] < latest ? versions[i] : latest;
+    *rows.StampOf(numbers[i]) = {freqs == nullptr ? 0 : freqs[i], version};
   }
 };
 

@@ -14,7 +14,9 @@
 
 #include "../cuda/threads_table.h"
 #include "arguments.h"
+#include "expiry_arguments.h"
 #include "kvtable/device_table.h"
+#include "kvtable/device_table_view.h"
 #include "kvtable/parallel_for.h"
 
 namespace kvtable {
@@ -85,7 +87,8 @@ class PyDeviceTable {
   PyDeviceTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, const std::string& device,
                 nb::handle initializer, nb::handle slots, int64_t capacity_hint,
                 std::optional<int64_t> max_hbm, int64_t max_capacity, const std::string& eviction,
-                std::optional<int64_t> move_hot_rows, const std::string& name)
+                std::optional<int64_t> move_hot_rows, const std::string& name, int64_t max_age,
+                const std::string& age_unit, nb::handle clock)
       : is_cuda_(device == "cuda") {
     if (device != "cuda" && device != "threads")
       ThrowValue("device is '" + device + "'; expected 'cuda' or 'threads'.");
@@ -101,12 +104,16 @@ class PyDeviceTable {
     options_.max_capacity = max_capacity;
     options_.eviction = EvictionOf(eviction);
     if (move_hot_rows.has_value()) options_.move_hot_rows = *move_hot_rows;
+    options_.expiry = kvtable::ExpiryOf(max_age, age_unit, clock);
+    options_.clock = options_.expiry.clock;
     nb::gil_scoped_release released;
     if (is_cuda_) {
       table_ = MakeCudaTable(options_);
+      view_ = ViewOf(table_, MakeCudaWork(nullptr), ArraysIn::kHost);
     } else {
       pool_ = MakeThreadPool(2);
       table_ = MakeThreadsTable(options_, pool_.get());
+      view_ = ViewOf(table_, MakeThreadsWork(nullptr, pool_.get()), ArraysIn::kHost);
     }
   }
 
@@ -389,6 +396,29 @@ class PyDeviceTable {
     table_->Import(batch, in, freqs, stamped, given, Stream(stream));
   }
 
+  uint32_t Now() const {
+    nb::gil_scoped_release released;
+    return table_->Now();
+  }
+
+  void SetStep(uint32_t step) {
+    nb::gil_scoped_release released;
+    table_->SetStep(step);
+  }
+
+  int64_t Evict(const std::string& policy, nb::handle number, const std::string& by) {
+    const EvictPolicy wanted = PolicyOf(policy, number, by);
+    nb::gil_scoped_release released;
+    return kvtable::Evict(view_.get(), wanted, Serial());
+  }
+
+  void BeginSweep(nb::handle policies) { sweep_ = Sweep(PoliciesOf(policies)); }
+
+  int64_t RunSweep(int64_t rows) {
+    nb::gil_scoped_release released;
+    return sweep_.Run(view_.get(), rows, Serial());
+  }
+
   int64_t EvictedRows() const {
     nb::gil_scoped_release released;
     return table_->EvictedCount();
@@ -628,7 +658,9 @@ class PyDeviceTable {
   nb::object value_dtype_;
   DeviceTableOptions options_;         // but for slots and initializer, as the table is
   std::unique_ptr<ParallelFor> pool_;  // outlives the table
-  std::unique_ptr<DeviceTable> table_;
+  std::shared_ptr<DeviceTable> table_;
+  std::shared_ptr<Table> view_;  // of the same, with the interface of those on the CPU
+  Sweep sweep_{{}};
 };
 
 // Keeps its table alive.

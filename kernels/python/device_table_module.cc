@@ -88,17 +88,19 @@ NB_MODULE(_device_table, m) {
       .def(
           nb::init<nb::handle, nb::handle, int64_t, const std::string&, nb::handle, nb::handle, int64_t,
                    std::optional<int64_t>, int64_t, const std::string&, std::optional<int64_t>,
-                   const std::string&>(),
+                   const std::string&, int64_t, const std::string&, nb::handle>(),
           "key_dtype"_a, "value_dtype"_a, "dim"_a, nb::kw_only(), "device"_a = "cuda",
           "initializer"_a = nb::none(), "slots"_a = nb::none(), "capacity_hint"_a = 0,
           "max_hbm"_a = nb::none(), "max_capacity"_a = 0, "eviction"_a = "lru",
-          "move_hot_rows"_a = nb::none(), "name"_a = "",
+          "move_hot_rows"_a = nb::none(), "name"_a = "", "max_age"_a = 0, "age_unit"_a = "seconds",
+          "clock"_a = nb::none(),
           "max_hbm: bytes of rows in device memory; what is beyond lies in pinned host memory. "
           "max_capacity: the "
           "most rows that a batch leaves behind; 0: no bound. eviction: what a row's score is: 'lru', 'lfu', "
           "'custom', 'epoch_lru' or 'epoch_lfu'. move_hot_rows: how many rows in host memory may change "
           "places with "
-          "rows in device memory after every 8 batches that insert or write; 0: never; None: 4096.")
+          "rows in device memory after every 8 batches that insert or write; 0: never; None: 4096. max_age, "
+          "age_unit, clock: as for kvtools._kvtable.Table.")
       .def_prop_ro("max_capacity", &PyDeviceTable::MaxCapacity,
                    "The most rows that a batch leaves behind; 0 where there is no bound.")
       .def_prop_ro("eviction", &PyDeviceTable::EvictionName,
@@ -263,6 +265,12 @@ NB_MODULE(_device_table, m) {
            "Sets the epoch of the operations to come: rows last touched in a lower one are evicted first. "
            "Raises "
            "RuntimeError unless the table evicts by 'epoch_lru' or 'epoch_lfu'.")
+      .def_prop_ro("now", &PyDeviceTable::Now, "The step or the second by which rows age.")
+      .def("set_step", &PyDeviceTable::SetStep, "step"_a, "Sets the step by which rows age.")
+      .def("evict", &PyDeviceTable::Evict, "policy"_a, "number"_a, nb::kw_only(), "by"_a = "frequency",
+           "As Table.evict of kvtools._kvtable. Waits for it.")
+      .def("begin_sweep", &PyDeviceTable::BeginSweep, "policies"_a, "As Table.begin_sweep.")
+      .def("sweep", &PyDeviceTable::RunSweep, "rows"_a, "As Table.sweep. Waits for it.")
       .def("remove", &PyDeviceTable::Remove, nb::arg("keys").noconvert(),
            nb::arg("removed").noconvert() = nb::none(), "stream"_a = 0,
            "Removes keys; those that are not there are ignored. Writes to removed, uint64 (1), how many were "

@@ -213,6 +213,22 @@ void Scatter(Rows rows, Places places, int64_t first, RowsOut to) {
   }
 }
 
+bool LieIn(Places keys, Places slots, Places in_slots) {
+  const size_t count = keys.shape(0);
+  if (slots.shape(0) != count) throw nb::value_error("lie_in: got arrays whose lengths do not go together");
+  const int64_t* const given = keys.data();
+  const int64_t* const at = slots.data();
+  const int64_t* const there = in_slots.data();
+  const auto room = static_cast<uint64_t>(in_slots.shape(0));
+  nb::gil_scoped_release release;
+  for (size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count && static_cast<uint64_t>(at[i + kAhead]) < room)
+      __builtin_prefetch(there + at[i + kAhead]);
+    if (static_cast<uint64_t>(at[i]) >= room || there[at[i]] != given[i]) return false;
+  }
+  return true;
+}
+
 void Partition(Rows rows, Places places, int64_t first, int64_t group, RowsOut rows_out, Slots places_out,
                Slots counts) {
   const size_t count = places.shape(0), width = rows.shape(1), groups = counts.shape(0);
@@ -265,6 +281,8 @@ NB_MODULE(_perfect_hash, module) {
   module.def(
       "scatter", &kvtable::Scatter, "rows"_a, "places"_a, "first"_a, "to"_a,
       "Copy rows, uint8 [n, width], to `to` [m, width]: row i to places[i] - first, where that is in it.");
+  module.def("lie_in", &kvtable::LieIn, "keys"_a, "slots"_a, "in_slots"_a,
+             "Whether each key, int64 [n], is in its slot: in_slots[slots[i]] == keys[i].");
   module.def(
       "partition", &kvtable::Partition, "rows"_a, "places"_a, "first"_a, "group"_a, "rows_out"_a,
       "places_out"_a, "counts"_a,

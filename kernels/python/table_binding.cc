@@ -37,6 +37,10 @@ Args:
     shards: a power of two up to 64; 0 takes four per CPU, at least 8.
     huge_pages: ask the system for 2 MiB pages.
     threads: threads for large batches; 0 takes one per CPU.
+    max_age: the age at which a row is not there any more: what has gone by since it was last written. 0: rows do not
+        age. The table stamps versions itself then.
+    age_unit: "seconds", or "steps": what apply() counts.
+    clock: uint64 (1,), microseconds since 1970, set by whoever made it. None: the system's clock.
 
 Raises:
     ValueError, TypeError: for arguments that cannot be.
@@ -56,10 +60,11 @@ Example:
 )";
   nb::class_<PyTable>(m, "Table", table_doc.c_str())
       .def(nb::init<nb::handle, nb::handle, int64_t, nb::handle, nb::handle, int64_t, int64_t,
-                    const std::string&, int, bool, int>(),
+                    const std::string&, int, bool, int, int64_t, const std::string&, nb::handle>(),
            "key_dtype"_a, "value_dtype"_a, "dim"_a, nb::kw_only(), "initializer"_a = nb::none(),
            "slots"_a = nb::make_tuple(), "capacity_hint"_a = 0, "max_capacity"_a = 0, "eviction"_a = "lru",
-           "shards"_a = 0, "huge_pages"_a = true, "threads"_a = 0)
+           "shards"_a = 0, "huge_pages"_a = true, "threads"_a = 0, "max_age"_a = 0, "age_unit"_a = "seconds",
+           "clock"_a = nb::none())
       .def("__len__", [](PyTable& t) { return t.table().Size(); })
       .def_prop_ro(
           "key_dtype", [](PyTable& t) { return t.key_dtype(); }, "The keys' NumPy dtype.")
@@ -203,6 +208,65 @@ Example:
     >>> table.contains(np.array([5, 6, 7]))
     array([False,  True,  True])
 )")
+      .def_prop_ro(
+          "now", [](PyTable& t) { return t.table().Now(); },
+          "The step or the second by which rows age; where they do not, the second that it is.")
+      .def(
+          "set_step",
+          [](PyTable& t, uint32_t step) {
+            nb::gil_scoped_release unlocked;
+            t.table().SetStep(step);
+          },
+          "step"_a,
+          R"(Set the step by which rows age.
+
+Args:
+    step: not before the one that it is.
+
+Raises:
+    ValueError: it is before that one. RuntimeError: rows do not age by steps.
+
+Example:
+    >>> table = Table("int64", "float32", 1, max_age=2, age_unit="steps")
+    >>> _ = table.gather_or_insert(np.array([5]))
+    >>> table.set_step(1)
+    >>> table.contains(np.array([5]))
+    array([ True])
+    >>> table.set_step(2)
+    >>> table.contains(np.array([5]))
+    array([False])
+)")
+      .def("evict", &PyTable::Evict, "policy"_a, "number"_a, nb::kw_only(), "by"_a = "frequency",
+           R"(Remove the rows that a policy names, slots and all. New rows take their memory.
+
+Args:
+    policy: "after_steps" or "after_seconds": rows of that age and older; "below_norm": whose value has an L2 norm below
+        that; "below_frequency": whose frequency is below that; "keep_top": all but that many.
+    number: whole, 1 or more; a norm is any number above 0.
+    by: what "keep_top" goes by: "frequency", of equal ones those written last; "version", of equal ones the more
+        frequent; "norm". Of rows that are equal in that those with the higher keys stay, as unsigned numbers.
+
+Returns:
+    How many rows went.
+
+Raises:
+    ValueError: no such policy or number. RuntimeError: versions are of the other unit.
+
+Example:
+    >>> table = Table("int64", "float32", 1)
+    >>> table.upsert(np.array([5, 6, 7]), np.array([[3.0], [1.0], [2.0]], np.float32))
+    >>> table.evict("below_norm", 1.5)
+    1
+    >>> table.evict("keep_top", 1, by="norm")
+    1
+    >>> table.contains(np.array([5, 6, 7]))
+    array([ True, False, False])
+)")
+      .def("begin_sweep", &PyTable::BeginSweep, "policies"_a,
+           "Begin with passes of policies, (policy, number) or (policy, number, by), which sweep() goes on "
+           "with.")
+      .def("sweep", &PyTable::RunSweep, "rows"_a,
+           "Look at about so many rows more, over and over again. Returns how many went.")
       .def("gather_columns", &PyTable::GatherColumns, "keys"_a, "columns"_a = nb::none(), nb::kw_only(),
            "found"_a = nb::none(), R"(Look up several columns at once without changing the table.
 

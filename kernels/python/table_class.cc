@@ -11,7 +11,8 @@ namespace kvtable {
 
 PyTable::PyTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, nb::handle initializer,
                  nb::handle slots, int64_t capacity_hint, int64_t max_capacity, const std::string& eviction,
-                 int shards, bool huge_pages, int threads)
+                 int shards, bool huge_pages, int threads, int64_t max_age, const std::string& age_unit,
+                 nb::handle clock)
     : key_dtype_(DtypeNamed(NameOfDtype(key_dtype))),
       value_dtype_(DtypeNamed(NameOfDtype(value_dtype))),
       bool_dtype_(DtypeNamed("bool")),
@@ -28,6 +29,8 @@ PyTable::PyTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, nb::
   options.eviction = EvictionOf(eviction);
   options.shards = shards;
   options.huge_pages = huge_pages;
+  options.expiry = ExpiryOf(max_age, age_unit, clock);
+  options.clock = options.expiry.clock;
   table_ = Table::Create(options);
   pool_ = PoolOf(threads);
 }
@@ -238,6 +241,12 @@ void PyTable::Import(nb::handle keys, const nb::dict& columns, const nb::object&
   table_->Import(k.data(), k.size(), in, f ? static_cast<const uint32_t*>(f->data()) : nullptr,
                  v ? static_cast<const uint32_t*>(v->data()) : nullptr,
                  s ? static_cast<const uint64_t*>(s->data()) : nullptr, *pool_);
+}
+
+int64_t PyTable::Evict(const std::string& policy, nb::handle number, const std::string& by) {
+  const EvictPolicy wanted = PolicyOf(policy, number, by);
+  nb::gil_scoped_release unlocked;
+  return kvtable::Evict(table_.get(), wanted, *pool_);
 }
 
 uint64_t PyTable::EnsureSlots(nb::handle specs) {

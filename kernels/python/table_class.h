@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "expiry_arguments.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
 
@@ -35,7 +36,7 @@ class PyTable {
  public:
   PyTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, nb::handle initializer, nb::handle slots,
           int64_t capacity_hint, int64_t max_capacity, const std::string& eviction, int shards,
-          bool huge_pages, int threads);
+          bool huge_pages, int threads, int64_t max_age, const std::string& age_unit, nb::handle clock);
 
   Table& table() { return *table_; }
   ParallelFor& pool() { return *pool_; }
@@ -83,6 +84,14 @@ class PyTable {
 
   void Import(nb::handle keys, const nb::dict& columns, const nb::object& frequencies,
               const nb::object& versions, const nb::object& scores);
+
+  int64_t Evict(const std::string& policy, nb::handle number, const std::string& by);
+
+  void BeginSweep(nb::handle policies) { sweep_ = Sweep(PoliciesOf(policies)); }
+  int64_t RunSweep(int64_t rows) {
+    nb::gil_scoped_release unlocked;
+    return sweep_.Run(table_.get(), rows, *pool_);
+  }
 
   uint64_t EnsureSlots(nb::handle specs);
 
@@ -140,6 +149,7 @@ class PyTable {
   nb::object bool_dtype_;
   nb::object uint32_dtype_;
   nb::object uint64_dtype_;
+  Sweep sweep_{{}};
   std::unique_ptr<Table> table_;
   std::shared_ptr<ParallelFor> pool_;
 };

@@ -7,6 +7,7 @@
 
 #include "catch_errors.h"
 #include "errors.h"
+#include "expiry.h"
 #include "gpu.h"
 #include "kernel.h"
 #include "kernel_threads.h"
@@ -40,6 +41,7 @@ class CopyOp : public Kernel {
     return CatchErrors("copying", config.name, [&] {
       KernelThreads threads(ctx);
       std::shared_ptr<kvtable::Table> copy = to->NewTable(table->initializer(), StreamOf(ctx));
+      if (CountsSteps(*table) && CountsSteps(*copy)) copy->SetStep(table->Now());
       Copy(config, table.get(), copy.get(), &threads);
       CopyCounts(*table, copy.get());
       to->set_table(std::move(copy));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "expiry.h"
 #include "table_kernel.h"
 
 namespace kvtools {
@@ -131,25 +132,19 @@ class RemoveOlderOp : public TableKernel {
   const char* doing() const override { return "removing from"; }
 
   absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
-    constexpr int64_t kChunk = 1 << 14;
-    const int64_t before = ctx->input(1).scalar<int64_t>()();
-    const size_t key_bytes = static_cast<size_t>(tf::DataTypeSize(open->config().key_dtype));
-    std::vector<char> keys(kChunk * key_bytes), old;
-    std::vector<uint32_t> versions(kChunk);
-    const std::unique_ptr<kvtable::Exporter> exporter = open->table->Export();
-    kvtable::Exporter::Buffers buffers;
-    buffers.keys = keys.data();
-    buffers.versions = versions.data();
-    while (const int64_t n = exporter->Next(kChunk, buffers, open->threads)) {
-      for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-        if (int64_t{versions[i]} >= before) continue;
-        old.insert(old.end(), &keys[i * key_bytes], &keys[i * key_bytes] + key_bytes);
-      }
+    if (CountsSteps(*open->table)) {
+      return errors::FailedPrecondition(
+          "Key-value variable '", open->config().name,
+          "' stamps rows with steps, for they expire by steps: it does not know "
+          "their days. Evict by tfplugin.policies.ExpireAfterSteps.");
     }
+    const int64_t before = ctx->input(1).scalar<int64_t>()();
+    kvtable::RowTest test;
+    test.written_before = static_cast<uint32_t>(std::clamp<int64_t>(before, 0, UINT32_MAX));
+    kvtable::PassCursor cursor;
     Tensor* out = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &out));
-    const int64_t n = static_cast<int64_t>(old.size() / key_bytes);
-    out->scalar<int64_t>()() = open->table->Remove(old.data(), n, open->threads);
+    out->scalar<int64_t>()() = open->table->EvictSlice(test, &cursor, kvtable::kAllRows, open->threads);
     return absl::OkStatus();
   }
 };

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "expiry.h"
 #include "saved_counts.h"
 #include "table_cuts.h"
 #include "table_kernel.h"
@@ -88,6 +89,8 @@ class CutOp : public TableKernel {
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({2}), &at));
     Cut cut;
     cut.is_increment = since != kNone;
+    ExpireBeforeSave(open->config(), open->table.get(), open->threads);
+    cut.step = open->table->Now();
     AddCounts(open->config(), *open->table, &cut.more);  // before the rows
     uint64_t version = 0;
     if (open->config().gpu != nullptr && !cut.is_increment) {
@@ -197,6 +200,7 @@ class SaveCutOp : public Kernel {
       saved.parts = parts_[i];
       saved.schema = std::move(cuts[i].schema);
       saved.is_increment = cuts[i].is_increment;
+      saved.step = cuts[i].step;
       saved.more = std::move(cuts[i].more);
       saved.counts = &counts[i];
       saved.concurrent = saved.config.gpu == nullptr;  // of a GPU's table it is no export of one moment

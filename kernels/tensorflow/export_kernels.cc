@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "expiry.h"
 #include "table_kernel.h"
 
 namespace kvtools {
@@ -96,6 +97,7 @@ class GrowingColumn {
 template <class Out>
 absl::Status ReadAll(OpKernelContext* ctx, OpenTable* open, const std::vector<GrowingColumn*>& columns,
                      int64_t* n, const Out& out) {
+  kvtable::EvictExpired(open->table.get(), open->threads);
   const std::unique_ptr<kvtable::Exporter> exporter = open->table->Export();
   for (int64_t room = exporter->max_rows() + 1;; room += room / 2 + 1) {
     for (GrowingColumn* column : columns) TF_RETURN_IF_ERROR(column->Grow(ctx, *n, room));
@@ -274,9 +276,17 @@ class ExportSinceOp : public TableKernel {
       return errors::InvalidArgument("KvTableExportSince wants a scalar time, got ",
                                      ctx->input(1).shape().DebugString());
     }
+    if (!HasTimes(*open->table) && CountsSteps(*open->table)) {
+      return errors::FailedPrecondition(
+          "Key-value variable '", config.name,
+          "' stamps rows with steps, for they expire by steps: it does not know what "
+          "was touched since a time. Follow its changes with "
+          "tfplugin.CheckpointManager.");
+    }
     const uint64_t since = static_cast<uint64_t>(std::max<int64_t>(0, ctx->input(1).scalar<int64_t>()()));
     std::vector<char> found_keys;
     std::vector<char> found_rows;
+    kvtable::EvictExpired(open->table.get(), open->threads);
     FindKeys(since, open->table.get(), &open->threads, &found_keys);
     ReadRows(open->table.get(), &open->threads, &found_keys, &found_rows);
     const int64_t n = static_cast<int64_t>(found_keys.size()) / tf::DataTypeSize(config.key_dtype);
@@ -293,11 +303,17 @@ class ExportSinceOp : public TableKernel {
   static constexpr int64_t kChunk = 65536;  // rows looked at at a time
   static constexpr uint64_t kMicroseconds = 1000000;
 
+  // Whether the scores of a table have the time of the last touch in them.
+  static bool HasTimes(const kvtable::Table& table) {
+    return table.max_capacity() > 0 && table.eviction() != kvtable::Eviction::kCustom &&
+           table.eviction() != kvtable::Eviction::kEpochLfu;
+  }
+
   static void FindKeys(uint64_t since, const kvtable::Table* table, kvtable::ParallelFor* threads,
                        std::vector<char>* found) {
     const size_t key_bytes = static_cast<size_t>(kvtable::SizeOf(table->key_type()));
-    const bool has_scores = table->max_capacity() > 0 && table->eviction() != kvtable::Eviction::kCustom;
-    const bool to_the_second = !has_scores || table->eviction() == kvtable::Eviction::kLfu;
+    const bool has_scores = HasTimes(*table);
+    const bool to_the_second = !has_scores || table->eviction() != kvtable::Eviction::kLru;
     const uint64_t at_least = to_the_second ? since / kMicroseconds : since;
     std::vector<char> keys(kChunk * key_bytes);
     std::vector<uint64_t> scores(has_scores ? kChunk : 0);

@@ -39,6 +39,7 @@ class GatherManyOp : public Kernel {
     tf::OpInputList keys;
     TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
     std::vector<kvtable::PartsLookup> lookups;
+    KernelThreads threads(ctx);
     for (int t = 0; t < attrs_.tables(); ++t) {
       TensorShape shape = keys[t].shape();
       TF_RETURN_IF_ERROR(shape.AddDimWithStatus(attrs_.dims[static_cast<size_t>(t)]));
@@ -52,8 +53,10 @@ class GatherManyOp : public Kernel {
                                  remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
       lookups.push_back({tables.parts(t), keys[t].data(), keys[t].NumElements(), out,
                          MissingKeysOf(mode_, tables.resource(t))});
+      const kvtable::PartsLookup& lookup = lookups.back();
+      TF_RETURN_IF_ERROR(CheckFits(ctx, tables.config(t), lookup.missing, lookup.keys, lookup.n,
+                                   static_cast<int64_t>(lookup.parts.size()), &threads));
     }
-    KernelThreads threads(ctx);
     return tables.Catch("looking up", [&] { return LookUp(ctx, tables, lookups, &threads); });
   }
 

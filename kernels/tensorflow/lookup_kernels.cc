@@ -77,6 +77,9 @@ class GatherOp : public TableKernel {
     const kvtable::RowsOut rows(out->data(), remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
     const int64_t n = keys.NumElements();
     const kvtable::MissingKeys missing = MissingKeysOf(mode_, open->resource.get());
+    if (!kEvicting) {
+      TF_RETURN_IF_ERROR(CheckFits(ctx, config, missing, keys.data(), n, 1, &open->threads));
+    }
     EvictedOutputs evicted(ctx, config.dim);
     if (missing.insert) {
       kvtable::Insertion insertion;
@@ -95,7 +98,6 @@ class GatherOp : public TableKernel {
       open->table->Gather(keys.data(), n, rows, missing.missing, nullptr, 0, nullptr, open->threads);
     }
     if (kEvicting) evicted.AllocateUnlessDone();
-    if (missing.insert) WarnIfOverfull(open->resource.get(), *open->table);
     return absl::OkStatus();
   }
 

@@ -171,8 +171,10 @@ class WriteRowsOp : public OptimizerOp {
                     slots.generation});
     }
     TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
-    open->table->UpsertColumns(keys.data(), keys.NumElements(), in, UpdateStamp(open->config(), 1),
-                               open->threads);
+    kvtable::Stamp stamp = UpdateStamp(open->config(), 1);
+    stamp.ends_step = true;
+    open->table->UpsertColumns(keys.data(), keys.NumElements(), in, stamp, open->threads);
+    open->resource->AfterUpdate(open->table, open->threads);
     return absl::OkStatus();
   }
 };
@@ -208,15 +210,36 @@ class ApplyOp : public OptimizerOp {
     kvtable::Update update;
     TF_RETURN_IF_ERROR(inputs_.Make(ctx, open->config().name, &update));
     update.seed = open->resource->NextSeed();
+    if (open->resource->gradients()->on()) Measure(ctx->input(3), open);
     const uint64_t* where =
         positions.NumElements() == 0 ? nullptr : static_cast<const uint64_t*>(positions.data());
     TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
     open->table->Apply(keys.data(), where, keys.NumElements(), ctx->input(3).data(), update, slots,
                        UpdateStamp(open->config(), 1), open->threads);
+    open->resource->AfterUpdate(open->table, open->threads);
     return absl::OkStatus();
   }
 
  private:
+  static void Measure(const Tensor& gradients, OpenTable* open) {
+    const int64_t dim = open->config().dim;
+    const auto measure = [&](const auto* rows) {
+      open->resource->gradients()->Measure(rows, gradients.NumElements() / dim, dim);
+    };
+    switch (gradients.dtype()) {
+      case tf::DT_FLOAT:
+        return measure(gradients.flat<float>().data());
+      case tf::DT_DOUBLE:
+        return measure(gradients.flat<double>().data());
+      case tf::DT_HALF:
+        return measure(gradients.flat<Eigen::half>().data());
+      case tf::DT_BFLOAT16:
+        return measure(gradients.flat<tf::bfloat16>().data());
+      default:
+        return;
+    }
+  }
+
   UpdateInputs inputs_;
 };
 

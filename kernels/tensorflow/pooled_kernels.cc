@@ -131,6 +131,9 @@ class PoolOp : public PoolOpBase {
       TF_RETURN_IF_ERROR(AllocatePooled(ctx, *bags[t], t, &rows));
       lookups.push_back({tables.parts(i), bags[t].get(), combiners_[t], rows->data(),
                          MissingKeysOf(mode_, tables.resource(i))});
+      TF_RETURN_IF_ERROR(CheckFits(ctx, tables.config(i), lookups.back().missing, bags[t]->keys(),
+                                   bags[t]->ids(), static_cast<int64_t>(lookups.back().parts.size()),
+                                   &threads));
     }
     std::shared_ptr<Gpu> gpu;
     if (on_gpu()) TF_RETURN_IF_ERROR(Gpu::Of(ctx, &gpu));

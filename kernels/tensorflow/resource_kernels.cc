@@ -227,7 +227,8 @@ class MemoryOp : public TableKernel {
     bytes(0) = use.rows;
     bytes(1) = use.row_bytes;
     bytes(2) = use.index_bytes;
-    bytes(3) = use.column_bytes;
+    const auto& admitter = open->table->admitter();
+    bytes(3) = use.column_bytes + (admitter == nullptr ? 0 : admitter->bytes());
     bytes(4) = use.slack_bytes;
     return absl::OkStatus();
   }

@@ -24,7 +24,7 @@ REGISTER_OP("KvTableHandle")
     .Attr("dim: int >= 1")
     .Attr("capacity_hint: int = 0")
     .Attr("max_capacity: int >= 0 = 0")
-    .Attr("eviction: {'lru', 'lfu', 'custom'} = 'lru'")
+    .Attr("eviction: {'lru', 'lfu', 'custom', 'epoch_lru', 'epoch_lfu'} = 'lru'")
     .Attr("max_hbm: int >= -1 = -1")
     .Attr("policies: string = ''")
     .Attr("read_only: bool = false")
@@ -55,7 +55,8 @@ REGISTER_OP("KvTableSize")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
 
-// [rows, row bytes, index bytes, column bytes, slack bytes]
+// [rows, row bytes, index bytes, column bytes, slack bytes]. What counts keys that wait for a row is among the
+// column bytes.
 REGISTER_OP("KvTableMemory")
     .Input("handle: resource")
     .Output("bytes: int64")

@@ -12,6 +12,7 @@
 
 #include "catch_errors.h"
 #include "errors.h"
+#include "expiry.h"
 #include "kernel.h"
 #include "kernel_threads.h"
 #include "rows_in.h"
@@ -63,6 +64,11 @@ class RestoreOp : public Kernel {
                       : ApplyIncrement(ctx, prefix, resource->config(), &reader, is_last, table.get());
       }));
     }
+    TF_RETURN_IF_ERROR(CatchErrors("expiring rows of", resource->config().name, [&] {
+      KernelThreads threads(ctx);
+      kvtable::EvictExpired(table.get(), threads);
+      return absl::OkStatus();
+    }));
     resource->set_table(std::move(table));
     return absl::OkStatus();
   }
@@ -148,6 +154,7 @@ class RestoreOp : public Kernel {
   absl::Status ReadRows(tf::Env* env, const std::string& where, const TableConfig& config,
                         const std::vector<SavedPart>& saved, tf::BundleReader* reader, bool with_counts,
                         kvtable::Table* table, kvtable::ParallelFor* threads) const {
+    TakeStep(saved, table);
     const bool same_parts = static_cast<int64_t>(saved.size()) == parts_;
     RowsIn rows_in(config, where, LargestPart(saved).slots, table);
     rows_in.own_part = part_;
@@ -166,6 +173,14 @@ class RestoreOp : public Kernel {
       TF_RETURN_IF_ERROR(ReadCounts(config, where, saved[p], part_, parts_, reader, table, threads));
     }
     return absl::OkStatus();
+  }
+
+  // The step that the rows' ages are counted from.
+  static void TakeStep(const std::vector<SavedPart>& saved, kvtable::Table* table) {
+    if (!CountsSteps(*table)) return;
+    for (const SavedPart& part : saved) {
+      if (part.step && *part.step > table->Now()) table->SetStep(*part.step);
+    }
   }
 
   std::string base_;

@@ -9,6 +9,7 @@
 
 #include "catch_errors.h"
 #include "errors.h"
+#include "expiry.h"
 #include "kvtable/part_of.h"
 #include "save_threads.h"
 #include "table_metadata.h"
@@ -197,12 +198,18 @@ absl::Status RowsIn::ReadChunk(const Chunk& chunk, char* buffer, int64_t number,
     return has ? reinterpret_cast<const uint32_t*>(columns[at++]) : nullptr;
   };
   const uint32_t* const freqs = stamps(part.saved->has_freqs);
-  const uint32_t* const versions = stamps(part.saved->has_versions);
+  const uint32_t* versions = stamps(part.saved->has_versions);
   const uint64_t* const scores =
       part.with_scores ? reinterpret_cast<const uint64_t*>(columns[at++]) : nullptr;
   std::vector<kvtable::ColumnIn> in = {{0, columns[at++], config_.dim}};
   for (size_t s = 0; s < slots_.size(); ++s) {
     in.push_back({static_cast<int>(s) + 1, columns[at++], slots_[s].width});
+  }
+  // Steps are no seconds: the ages of such rows begin now.
+  std::vector<uint32_t> now;
+  if (CountsSteps(*table_) != part.saved->step.has_value() && versions != nullptr) {
+    now.assign(static_cast<size_t>(rows), table_->Now());
+    versions = now.data();
   }
   if (!turns->Wait(number)) return absl::OkStatus();
   table_->Import(columns[0], rows, in, freqs, versions, scores, *threads);

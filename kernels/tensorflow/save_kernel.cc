@@ -10,7 +10,9 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "catch_errors.h"
 #include "errors.h"
+#include "expiry.h"
 #include "kernel.h"
 #include "kernel_threads.h"
 #include "saved_counts.h"
@@ -89,6 +91,11 @@ class SaveOp : public Kernel {
       TF_RETURN_IF_ERROR(LookupTable(ctx, static_cast<int>(i) + 1, &resource, &table));
       SavedTable saved;
       saved.config = resource->config();
+      TF_RETURN_IF_ERROR(CatchErrors("expiring rows of", saved.config.name, [&] {
+        ExpireBeforeSave(saved.config, table.get(), threads);
+        return absl::OkStatus();
+      }));
+      saved.step = table->Now();
       saved.prefix = prefixes_[i];
       saved.name = names_[i];
       saved.part = part_[i];

@@ -109,6 +109,11 @@ class PartReader {
       const Json& policies = meta.At("policies");
       if (policies.Has("eviction")) part_->eviction = policies.String("eviction");
       if (policies.Has("admission")) part_->admission = AdmissionFromJson(policies.At("admission"));
+      if (policies.Has("step")) {
+        const uint64_t step = policies.Uint("step");
+        if (step > UINT32_MAX) return Bad("-kvmeta", "is of step ", step);
+        part_->step = static_cast<uint32_t>(step);
+      }
     }
     return absl::OkStatus();
   }

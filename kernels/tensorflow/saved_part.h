@@ -26,6 +26,8 @@ struct SavedPart {
   // Scores and what they are, where the table was bounded.
   bool has_scores = false;
   std::string eviction;
+  // The step of the table, where versions are steps; otherwise they are seconds.
+  std::optional<uint32_t> step;
   // Whether it has only what changed; then also the keys that went, in column "-removed".
   bool is_increment = false;
   int64_t removed = 0;

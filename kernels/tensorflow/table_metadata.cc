@@ -13,7 +13,9 @@ struct EvictionEntry {
 
 constexpr EvictionEntry kEvictions[] = {{"lru", kvtable::Eviction::kLru},
                                         {"lfu", kvtable::Eviction::kLfu},
-                                        {"custom", kvtable::Eviction::kCustom}};
+                                        {"custom", kvtable::Eviction::kCustom},
+                                        {"epoch_lru", kvtable::Eviction::kEpochLru},
+                                        {"epoch_lfu", kvtable::Eviction::kEpochLfu}};
 
 }  // namespace
 

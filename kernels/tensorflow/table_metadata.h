@@ -10,7 +10,7 @@
 
 namespace kvtools {
 
-// "lru", "lfu" or "custom". The second throws std::invalid_argument.
+// "lru", "lfu", "custom", "epoch_lru" or "epoch_lfu". The second throws std::invalid_argument.
 std::string EvictionName(kvtable::Eviction eviction);
 kvtable::Eviction EvictionNamed(const std::string& name);
 

@@ -34,6 +34,38 @@ kvtable::AdmissionPolicy AdmissionFromJson(const Json& object) {
   return admission;
 }
 
+kvtable::EvictPolicy EvictPolicyFromJson(const Json& object) {
+  using Kind = kvtable::EvictPolicy::Kind;
+  kvtable::EvictPolicy policy;
+  const std::string& name = object.String("policy");
+  if (name == "after_steps") {
+    policy.kind = Kind::kAfterSteps;
+    policy.count = object.Int("steps");
+  } else if (name == "after_seconds") {
+    policy.kind = Kind::kAfterSeconds;
+    policy.count = object.Int("seconds");
+  } else if (name == "below_norm") {
+    policy.kind = Kind::kBelowNorm;
+    policy.norm = object.Double("norm", 0.0);
+  } else if (name == "below_frequency") {
+    policy.kind = Kind::kBelowFrequency;
+    policy.count = object.Int("frequency");
+  } else if (name == "keep_top") {
+    policy.kind = Kind::kKeepTop;
+    policy.count = object.Int("rows");
+    const std::string& by = object.String("by");
+    if (by != "frequency" && by != "version" && by != "norm") {
+      throw std::invalid_argument("unknown by '" + by + "'");
+    }
+    policy.by = by == "norm"      ? kvtable::RankBy::kNorm
+                : by == "version" ? kvtable::RankBy::kVersion
+                                  : kvtable::RankBy::kFrequency;
+  } else {
+    throw std::invalid_argument("unknown policy '" + name + "'");
+  }
+  return policy;
+}
+
 TablePolicies TablePolicies::Parse(const std::string& json) {
   TablePolicies policies;
   if (json.empty()) return policies;
@@ -43,6 +75,15 @@ TablePolicies TablePolicies::Parse(const std::string& json) {
   policies.json = json;
   if (object.Has("admission")) policies.admission = AdmissionFromJson(object.At("admission"));
   if (object.Has("padding_key")) policies.padding_key = object.Bits("padding_key");
+  if (object.Has("expiry")) {
+    for (const Json& policy : object.Array("expiry")) policies.expiry.push_back(EvictPolicyFromJson(policy));
+    kvtable::CheckPolicies(policies.expiry);
+  }
+  if (object.Has("expire_every")) policies.expire_every = object.Int("expire_every");
+  if (policies.expire_every < 0) {
+    throw std::invalid_argument("expire_every is " + std::to_string(policies.expire_every));
+  }
+  policies.expire_on_save = object.Bool("expire_on_save", false);
   return policies;
 }
 

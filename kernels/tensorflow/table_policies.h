@@ -6,15 +6,25 @@
 //                {"kind": "probability", "p": 0.1, "below": "zeros"};
 //                with "on": "update" where updates count, and not lookups
 //   "padding_key": 0
+//   "expiry": [{"policy": "after_steps", "steps": 1000}, {"policy": "after_seconds", "seconds": 86400},
+//              {"policy": "below_norm", "norm": 0.01}, {"policy": "below_frequency", "frequency": 3},
+//              {"policy": "keep_top", "rows": 1000000, "by": "frequency"}], any of them
+//   "expire_every": 1000, "expire_on_save": true
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "json.h"
 #include "kvtable/admission.h"
+#include "kvtable/expiry.h"
 
 namespace kvtools {
+
+// Throws as TablePolicies::Parse, and kvtable::Error.
+kvtable::EvictPolicy EvictPolicyFromJson(const Json& object);
 
 // Throws as TablePolicies::Parse, and kvtable::Error.
 kvtable::AdmissionPolicy AdmissionFromJson(const Json& object);
@@ -30,6 +40,9 @@ struct TablePolicies {
   std::string json;
   kvtable::AdmissionPolicy admission;
   std::optional<uint64_t> padding_key;  // as the table's keys are when widened
+  std::vector<kvtable::EvictPolicy> expiry;
+  int64_t expire_every = 0;  // updates; 0: never beside training
+  bool expire_on_save = false;
 };
 
 }  // namespace kvtools

@@ -4,9 +4,11 @@
 #include <cstring>
 #include <ctime>
 #include <mutex>
+#include <unordered_set>
 
 #include "errors.h"
 #include "kvtable/device_table_view.h"
+#include "kvtable/part_of.h"
 #include "tensorflow/core/platform/logging.h"
 
 namespace kvtools {
@@ -24,6 +26,8 @@ std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializ
     options->max_capacity = config_.max_capacity;
     options->eviction = config_.eviction;
     options->padding_key = config_.policies.padding_key;
+    // What serves a model has it as it was saved.
+    if (!config_.read_only) options->expiry = kvtable::ExpiryOf(config_.policies.expiry);
   };
   const auto admitter = [&]() -> std::shared_ptr<kvtable::Admitter> {
     return config_.read_only ? nullptr : kvtable::Admitter::Create(config_.policies.admission);
@@ -166,6 +170,23 @@ absl::Status CheckKeys(const TableConfig& config, const tf::Tensor& keys) {
                                  tf::DataTypeString(keys.dtype()), ": cast the ids.");
 }
 
+namespace {
+
+// Says so, once, where the filter of a table's admission has more keys than it was made for.
+void WarnIfOverfull(TableResource* resource) {
+  const kvtable::AdmissionPolicy& admission = resource->config().policies.admission;
+  if (admission.kind != kvtable::AdmissionPolicy::Kind::kBloom) return;
+  const std::shared_ptr<kvtable::Table> table = resource->table();
+  if (table == nullptr || table->admitter() == nullptr || !table->admitter()->is_overfull()) return;
+  if (!resource->IsFirstWarning()) return;
+  LOG(WARNING) << "The admission filter of key-value variable '" << resource->config().name
+               << "' has counted more different keys than its capacity of " << admission.capacity
+               << ": keys are admitted too early more often than its error says. Build the variable with "
+                  "BloomAdmission of a larger capacity.";
+}
+
+}  // namespace
+
 kvtable::MissingKeys MissingKeysOf(const std::string& mode, TableResource* resource) {
   const TableConfig& config = resource->config();
   const kvtable::AdmissionPolicy& admission = config.policies.admission;
@@ -180,6 +201,7 @@ kvtable::MissingKeys MissingKeysOf(const std::string& mode, TableResource* resou
     missing.below = admission.below;
     missing.admission = admission.probability;
     if (admission.probability != 1.0) missing.admission_seed = resource->NextSeed();
+    if (missing.insert) WarnIfOverfull(resource);
   }
   return missing;
 }
@@ -206,30 +228,47 @@ absl::Status AdmitUpdated(tf::OpKernelContext* ctx, const TableConfig& config, k
   return absl::OkStatus();
 }
 
-std::vector<uint64_t> WidenedKeys(tf::OpKernelContext* ctx, const TableConfig& config, const tf::Tensor& keys,
-                                  kvtable::ParallelFor* threads) {
-  const size_t n = static_cast<size_t>(keys.NumElements());
+std::vector<uint64_t> WidenedKeys(tf::OpKernelContext* ctx, const TableConfig& config, const void* keys,
+                                  int64_t count, kvtable::ParallelFor* threads) {
+  const size_t n = static_cast<size_t>(count);
   std::vector<uint64_t> wide(n);
   const bool narrow = config.key_dtype == tf::DT_INT32;
   std::vector<int32_t> half(narrow ? n : 0);
   void* const to = narrow ? static_cast<void*>(half.data()) : wide.data();
   const size_t bytes = n * (narrow ? sizeof(int32_t) : sizeof(uint64_t));
   if (config.gpu != nullptr && !IsOnHost(ctx)) {
-    config.gpu->work()->Copy(to, keys.data(), bytes, threads->stream());
+    config.gpu->work()->Copy(to, keys, bytes, threads->stream());
   } else if (bytes > 0) {
-    std::memcpy(to, keys.data(), bytes);
+    std::memcpy(to, keys, bytes);
   }
   for (size_t i = 0; i < half.size(); ++i) wide[i] = static_cast<uint64_t>(int64_t{half[i]});
   return wide;
 }
 
-void WarnIfOverfull(TableResource* resource, const kvtable::Table& table) {
-  if (table.admitter() == nullptr || !table.admitter()->is_overfull() || !resource->IsFirstWarning()) return;
-  LOG(WARNING) << "The admission filter of key-value variable '" << resource->config().name
-               << "' has counted more different keys than its capacity of "
-               << resource->config().policies.admission.capacity
-               << ": keys are admitted too early more often than its error says. Build the variable with "
-                  "BloomAdmission of a larger capacity.";
+absl::Status CheckFits(tf::OpKernelContext* ctx, const TableConfig& config,
+                       const kvtable::MissingKeys& missing, const void* keys, int64_t n, int64_t parts,
+                       kvtable::ParallelFor* threads) {
+  // Keys that wait to be admitted take no row.
+  if (!missing.insert || config.max_capacity == 0 || n <= config.max_capacity) return absl::OkStatus();
+  if (!config.policies.admission.admits_all()) return absl::OkStatus();
+  std::vector<std::unordered_set<uint64_t>> of_part(static_cast<size_t>(parts));
+  const kvtable::PartOf<int64_t> part_of(parts);
+  const kvtable::PartOf<uint64_t> part_of_unsigned(parts);
+  for (const uint64_t key : WidenedKeys(ctx, config, keys, n, threads)) {
+    const int64_t part =
+        config.key_dtype == tf::DT_UINT64 ? part_of_unsigned(key) : part_of(static_cast<int64_t>(key));
+    of_part[static_cast<size_t>(part)].insert(key);
+  }
+  for (const std::unordered_set<uint64_t>& own : of_part) {
+    if (static_cast<int64_t>(own.size()) <= config.max_capacity) continue;
+    return errors::InvalidArgument(
+        "Key-value variable '", config.name, "' keeps ", config.max_capacity, " rows (max_capacity",
+        parts > 1 ? ", of each part" : "", "), and a training lookup has ", own.size(),
+        " different keys for it: they would evict one another. Nothing was changed. Build it with a "
+        "max_capacity of "
+        "several batches, or look up fewer keys at a time (sparse_read_and_evict takes any number).");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckRows(const TableConfig& config, const char* what, const tf::Tensor& keys,

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "background_expiry.h"
 #include "gpu.h"
+#include "gradient_watch.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/table.h"
 #include "table_cuts.h"
@@ -37,7 +39,8 @@ struct TableConfig {
 // restore; kernels that hold the old one finish on it.
 class TableResource : public tensorflow::ResourceBase {
  public:
-  explicit TableResource(TableConfig config) : config_(std::move(config)) {}
+  explicit TableResource(TableConfig config)
+      : config_(std::move(config)), expiry_(config_.policies.expiry, config_.policies.expire_every) {}
 
   const TableConfig& config() const { return config_; }
 
@@ -72,6 +75,16 @@ class TableResource : public tensorflow::ResourceBase {
   // What an update holds that reads rows and writes them back in two ops.
   std::shared_ptr<UpdateLock> update_lock() const { return update_lock_; }
 
+  // What training steps measure of their gradients.
+  GradientWatch* gradients() { return &gradients_; }
+
+  // After an update of the table, as a kernel has it: goes on with expiry beside training, where that is wanted.
+  void AfterUpdate(const std::shared_ptr<kvtable::Table>& table, kvtable::ParallelFor& threads) {
+    if (config_.policies.expire_every > 0 && !config_.read_only) {
+      expiry_.AfterUpdate(table, config_.gpu != nullptr, threads);
+    }
+  }
+
   // What waits to be written.
   TableCuts* cuts() { return &cuts_; }
 
@@ -84,6 +97,8 @@ class TableResource : public tensorflow::ResourceBase {
   std::shared_ptr<kvtable::Table> table_there_;
   const std::shared_ptr<UpdateLock> update_lock_ = std::make_shared<UpdateLock>();
   TableCuts cuts_;
+  GradientWatch gradients_;
+  BackgroundExpiry expiry_;
   std::mutex slots_mu_;
   std::atomic<uint64_t> next_seed_{0};
   std::atomic<bool> warned_{false};
@@ -114,10 +129,17 @@ absl::Status AdmitUpdated(tensorflow::OpKernelContext* ctx, const TableConfig& c
 
 // The keys of a tensor, widened, wherever it lies.
 std::vector<uint64_t> WidenedKeys(tensorflow::OpKernelContext* ctx, const TableConfig& config,
-                                  const tensorflow::Tensor& keys, kvtable::ParallelFor* threads);
+                                  const void* keys, int64_t count, kvtable::ParallelFor* threads);
+inline std::vector<uint64_t> WidenedKeys(tensorflow::OpKernelContext* ctx, const TableConfig& config,
+                                         const tensorflow::Tensor& keys, kvtable::ParallelFor* threads) {
+  return WidenedKeys(ctx, config, keys.data(), keys.NumElements(), threads);
+}
 
-// Says so, once, where the filter of a table's admission has more keys than it was made for.
-void WarnIfOverfull(TableResource* resource, const kvtable::Table& table);
+// Refuses a training lookup of more different keys than a bounded table, or this part of one in so many, has room
+// for: its rows would evict one another, and the update after it would begin anew.
+absl::Status CheckFits(tensorflow::OpKernelContext* ctx, const TableConfig& config,
+                       const kvtable::MissingKeys& missing, const void* keys, int64_t n, int64_t parts,
+                       kvtable::ParallelFor* threads);
 
 // Checks that a tensor holds `width` values of the variable's dtype for each of `keys`, which are of any
 // shape.

@@ -10,6 +10,7 @@
 #include "bundle_files.h"
 #include "catch_errors.h"
 #include "errors.h"
+#include "expiry.h"
 #include "table_metadata.h"
 
 namespace kvtools {
@@ -35,8 +36,12 @@ std::string NameOf(tf::DataType dtype) {
   }
 }
 
-std::string PoliciesOf(const TableConfig& config, const kvtable::Table& table) {
-  std::string fields = config.policies.Fields();
+std::string PoliciesOf(const SavedTable& saved) {
+  const kvtable::Table& table = *saved.table;
+  std::string fields = saved.config.policies.Fields();
+  if (CountsSteps(table)) {
+    fields += ", \"versions\": \"steps\", \"step\": " + std::to_string(saved.step);
+  }
   if (table.max_capacity() > 0) {
     fields = "\"max_capacity\": " + std::to_string(table.max_capacity()) +
              ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + (fields.empty() ? "" : ", ") +
@@ -52,9 +57,8 @@ std::string MetaOf(const SavedTable& saved) {
          ", \"key_dtype\": " + JsonQuote(NameOf(config.key_dtype)) +
          ", \"value_dtype\": " + JsonQuote(NameOf(config.value_dtype)) +
          ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(saved.schema.slots) +
-         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) +
-         PoliciesOf(config, *saved.table) + (saved.is_increment ? ", \"delta\": true" : "") +
-         saved.more_meta + "}";
+         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) + PoliciesOf(saved) +
+         (saved.is_increment ? ", \"delta\": true" : "") + saved.more_meta + "}";
 }
 
 // One table's rows on their way into a bundle.

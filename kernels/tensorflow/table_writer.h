@@ -35,6 +35,7 @@ struct SavedTable {
   // Whether several threads may take rows from it at once, as of an export of one moment.
   bool concurrent = false;
   bool is_increment = false;      // the exporter gives what changed
+  uint32_t step = 0;              // of the table, before the export began; where it counts steps
   SavedCounts* counts = nullptr;  // filled in; may be null
   std::string more_meta;          // behind the other members of kvmeta: `, "name": value`
   std::vector<std::pair<std::string, tensorflow::Tensor>> more;  // tensors, by what goes behind the prefix

@@ -460,9 +460,9 @@ class _TableWriter(BundleTableWriter):
             prefix = part_prefix(self._schema, int(name.removeprefix(kind)))
             self.bundle.array(prefix + (_SCORES if kind == _OF_PART[0] else _FILTER), array)
         elif name == "deleted_keys":
-            self._list(_REMOVED, array.astype(self._schema.key_dtype, copy=False), None)
+            self._list(_REMOVED, self._as_keys(name, array), None)
         elif name == "filtered_keys":
-            self._pending_keys = array.astype(self._schema.key_dtype, copy=False)
+            self._pending_keys = self._as_keys(name, array)
         elif name == "filtered_freqs":
             self._pending_counts = array.astype(np.uint32, copy=False)
         else:
@@ -474,6 +474,15 @@ class _TableWriter(BundleTableWriter):
             self._list(_PENDING["filtered_keys"], self._pending_keys, None)
             self._list(_PENDING["filtered_freqs"], self._pending_keys, self._pending_counts)
         super().close()
+
+    def _as_keys(self, name: str, array: Array) -> Array:
+        keys = array.astype(self._schema.key_dtype, copy=False)
+        if not np.array_equal(keys, array):
+            raise BadInputError(
+                f"writing table '{self._schema.name}' as {NAME}: its {name.replace('_', ' ')} do not fit"
+                f" {self._schema.key_dtype}; write it with the keys' own type"
+            )
+        return keys
 
     def _list(self, suffix: str, keys: Array, numbers: Array | None) -> None:
         schema = self._schema

@@ -30,7 +30,7 @@ class Restores:
         return node
 
     def of(self, restore: str, serving: set[str]) -> tuple[dict[str, str], dict[str, set[str]]]:
-        """Return what writes each variable of `serving` when `restore` is run, and the names of the tensors it is of."""
+        """Return what writes each variable of `serving` when `restore` is run, and the names of its tensors."""
         writers: dict[str, str] = {}
         tensors: dict[str, set[str]] = {}
         for name in sorted(needed(list(self._nodes.values()), [restore] if restore else [])):
@@ -68,7 +68,7 @@ class Restores:
 
 
 def restore_what_is_served(meta: MetaGraph) -> frozenset[str]:
-    """Change the saver of a SavedModel of TensorFlow 1 to one that restores what its signatures need, and saves nothing.
+    """Change the saver of a SavedModel of TensorFlow 1: it restores what its signatures need, and saves nothing.
 
     Returns the names of the dense tensors that it restores: optimizers' are not among them.
     """

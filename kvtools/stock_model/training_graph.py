@@ -460,7 +460,7 @@ class _Training:
 
     def _restored(self, serving: set[str]) -> tuple[set[str], dict[str, str]]:
         """Make a saver of the dense variables that are served; return their tensors, and what writes each variable."""
-        graph, meta = self._meta.graph, self._meta
+        meta = self._meta
         filename, restore = (text(last(meta.saver, number)) for number in (1, 3))
         writers, tensors = self._restores.of(restore, serving)
         missing = sorted(name for of in tensors.values() for name in of if name not in self._dtypes)

@@ -131,7 +131,10 @@ def test_merge_and_apply_make_the_full_checkpoint(
     assert told(capsys, "diff", tmp_path / "whole", tmp_path / "again")["same"]
     assert "gap" in said(capsys, "apply", train / "ckpt-1", train / "ckpt-3.delta", tmp_path / "no", status=1)
     assert "expected BASE" in said(capsys, "apply", train / "ckpt-1", tmp_path / "no", status=2)
-    assert "leave them out" in said(capsys, "merge", train, tmp_path / "no", "--into", "x", status=2)
+    into = ("merge", train, tmp_path / "into", "--into", "x", "--table", "emb")
+    assert "leave it out" in said(capsys, *into, "--until", "2", status=2)
+    said(capsys, *into)
+    assert sorted(rows_of(open_checkpoint(tmp_path / "into").table("x"))) == sorted(THIRD)
     sum_of = ("merge", train / "ckpt-1", train / "ckpt-2.delta", tmp_path / "no", "--on-conflict", "sum")
     assert "kvtools apply" in said(capsys, *sum_of, status=2)
     assert not list(tmp_path.glob("no*"))

@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtools import chain
+from kvtools import chain, chain_fold
 from kvtools.chain_check import report_chain, verify_chain
 from kvtools.chain_fold import apply_increments, merge_chain, open_chain
 from kvtools.chain_increment import write_increment
 from kvtools.chain_place import is_chain
-from kvtools.chain_reader import following, open_member, removed_keys
+from kvtools.chain_reader import open_member, removed_keys
 from kvtools.dialects.bundle import Bundle, BundleWriter
 from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import ExtraSchema
 from kvtools.errors import BadInputError, KvtoolsError, UsageError
@@ -79,6 +79,18 @@ def test_a_merged_chain_has_all_that_training_saves(tmp_path: Path, parts: int) 
     assert record is not None and record.previous == chain.Previous(3, chain.fingerprint(tmp_path / "ckpt-3.delta"))
     prefixes = {name.removesuffix("-kvmeta") for name in whole.entries if name.endswith("-kvmeta")}
     assert sum(record.tables[x].rows for x in prefixes) == 4
+
+
+def test_a_merged_chain_may_be_a_member_of_it(tmp_path: Path) -> None:
+    writer = three(tmp_path)
+    for name in ("ckpt-2", "ckpt-4", "ckpt-3.delta", "other.delta-4.delta"):
+        with pytest.raises(UsageError, match="it is the full checkpoint 3; call it"):
+            merge_chain(tmp_path, tmp_path / name)
+    merge_chain(tmp_path, tmp_path / "ckpt-3")
+    assert [member.prefix.name for member in chain.newest_chain(tmp_path)] == ["ckpt-3"]
+    writer.delta({"emb": table_of(FIRST)})
+    assert [member.prefix.name for member in chain.newest_chain(tmp_path)] == ["ckpt-3", "ckpt-4.delta"]
+    assert rows_of(open_checkpoint(tmp_path).table("emb")) == FIRST
 
 
 def test_parts_may_differ_within_a_chain(tmp_path: Path) -> None:
@@ -168,33 +180,6 @@ def test_a_gap_in_a_folder_is_named_and_nothing_is_taken(tmp_path: Path) -> None
     with pytest.raises(chain.ChainError, match="gap: increment 2 is missing") as caught:
         open_checkpoint(tmp_path)
     assert caught.value.reason == "gap"
-
-
-def test_what_follows_a_member_that_one_has(tmp_path: Path) -> None:
-    writer = three(tmp_path)
-
-    def after(number: int, name: str = "") -> list[str]:
-        have = chain.Previous(number, chain.fingerprint(tmp_path / (name or f"ckpt-{number}.delta")))
-        return [member.prefix.name for member in following(chain.members(tmp_path), have, writer.chain)]
-
-    assert after(1, "ckpt-1") == ["ckpt-2.delta", "ckpt-3.delta"]
-    assert after(2) == ["ckpt-3.delta"]
-    assert after(3) == []
-    writer.full(writer.tables, same_moment=True)
-    assert after(2) == ["ckpt-3.delta"]
-    writer.delta({"emb": table_of(FIRST)})
-    assert after(2) == ["ckpt-3.delta", "ckpt-4.delta"]
-    assert after(3, "ckpt-3") == after(3) == ["ckpt-4.delta"]
-    writer.full({"emb": table_of(SECOND)})  # no increment leads there
-    assert after(3) == ["ckpt-5"]
-    for file in tmp_path.glob("ckpt-4.delta.*"):
-        file.unlink()
-    assert after(3) == ["ckpt-5"]
-    for file in tmp_path.glob("ckpt-5.*"):
-        file.unlink()
-    writer.delta({"emb": table_of(FIRST)})
-    with pytest.raises(chain.ChainError, match="gap: increment 4 to 5 are missing"):
-        after(3)
 
 
 def test_the_difference_of_two_checkpoints_applies_to_the_first(tmp_path: Path) -> None:
@@ -353,3 +338,17 @@ def test_what_is_wrong_with_a_member_is_named(tmp_path: Path, damage: str, reaso
     assert report.reason == reason and report.members[0].rows == 4
     found = verify_chain(tmp_path).findings
     assert found[0].severity == "error" and found[0].check == f"chain-{reason}"
+
+
+def test_a_member_that_training_removes_meanwhile_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = three(tmp_path)
+
+    def remove_and_open(member: chain.Member, options: OpenOptions) -> Checkpoint:
+        if not list(tmp_path.glob("ckpt-4.*")):
+            writer.full({"emb": table_of(FIRST)})
+            for old in tmp_path.glob("ckpt-[123].*"):
+                old.unlink()
+        return open_member(member, options)
+
+    monkeypatch.setattr(chain_fold, "open_member", remove_and_open)
+    assert rows_of(open_chain(tmp_path).table("emb")) == FIRST

@@ -158,7 +158,7 @@ def test_free_slots_that_a_manifest_tells_wrong(folders: dict[str, Path], tmp_pa
         list(open_checkpoint(tmp_path / "out").table("many").chunks())
 
 
-@pytest.mark.parametrize("memory", [0, 100 * 12, 899 * 12, 1 << 20])
+@pytest.mark.parametrize("memory", [0, 100 * 12, 300 * 12, 899 * 12, 1 << 20])
 @pytest.mark.parametrize("group_bytes", [1, 12, 100, 1 << 20])
 def test_rows_that_come_in_any_order_are_written_in_that_of_their_places(
     tmp_path: Path, group_bytes: int, memory: int
@@ -176,8 +176,15 @@ def test_rows_that_come_in_any_order_are_written_in_that_of_their_places(
             for start in range(0, 800, 130):
                 writer.put(places[start : start + 130], rows[start : start + 130])
         bundle.array("after", np.arange(4))
+        with SlotOrderWriter(bundle, "again", rows.dtype, (3,), 900, behind, most_turns=4, **sizes) as writer:
+            assert writer.turns == {300 * 12: 3, 899 * 12: 2}.get(memory, 1)
+            for _ in range(writer.turns):
+                for start in range(0, 800, 130):
+                    writer.put(places[start : start + 130], rows[start : start + 130])
+                writer.end_turn()
     read = Bundle(tmp_path / "ckpt")
     np.testing.assert_array_equal(read.tensor("rows").read(), expected)
+    np.testing.assert_array_equal(read.tensor("again").read(), expected)
     assert read.tensor("after").read().tolist() == [0, 1, 2, 3]
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith("ckpt")]
 

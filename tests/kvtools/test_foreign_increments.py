@@ -17,6 +17,7 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import TableReader
 from kvtools.errors import BadInputError, KvtoolsError
 from kvtools.export import export_saved_model
+from kvtools.migrate import plan_tables
 from kvtools.server.store import TableStore
 from kvtools.verify import verify
 
@@ -104,6 +105,9 @@ def test_increments_are_neither_exported_nor_served(save_plain: Save, tmp_path: 
     with pytest.raises(BadInputError, match=r"serving .*table 'emb' is an increment.*kvtools apply"):
         TableStore(first, cache=tmp_path / "cache")
     assert main(["inspect", str(first)]) == 0
+    assert main(["migrate", str(first), str(tmp_path / "moved"), "--to", "tfra", "--strict"]) == 3
+    plan = plan_tables(open_checkpoint(first).select([]), tmp_path / "moved", "tfra")
+    assert any("that it is an increment" in loss for loss in plan.tables[0].losses)
 
 
 def test_increments_of_deeprec_and_the_changed_rows_of_dense_variables(save_plain: Save, tmp_path: Path) -> None:

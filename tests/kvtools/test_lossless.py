@@ -30,7 +30,7 @@ def holding(**changes: Any) -> Dialect:
         ({"version_units": ("steps",)}, "all but versions that count seconds, versions of an unknown unit"),
         ({"version_units": None}, ""),
         ({"version_units": ("days", "steps", "unknown")}, "only versions without the time of day"),
-        ({"extras": frozenset()}, "all but initial values"),
+        ({"extras": frozenset()}, "all but initial values, filtered keys, filtered freqs, deleted keys"),
         ({"extras": None, "metadata": None}, ""),
         ({"metadata": frozenset()}, "all but initial values of slots, the initializer"),
         ({"slot_inits": frozenset()}, "all but initial values of slots"),
@@ -59,5 +59,6 @@ def test_every_pair_has_its_move() -> None:
 
 def test_the_description_is_ready_for_json() -> None:
     record = describe_dialect(dialect_named("tfplugin"))
-    assert record["writes"] and record["holds"]["extras"] == ["initial_values"]
+    extras = ["deleted_keys", "filtered_freqs", "filtered_keys", "initial_values"]
+    assert record["writes"] and record["holds"]["extras"] == extras
     assert "tensorflow" not in with_tables()

@@ -86,7 +86,7 @@ def test_folders_above_are_made_and_go_again_if_nothing_is_written(tmp_path: Pat
         with pytest.raises(RuntimeError), replace(tmp_path / "a" / "x" / "y" / "out"):
             raise RuntimeError
         assert names(tmp_path / "a") == ["b"]
-        with pytest.raises(OutputError, match="'.*file' is no folder"), replace(tmp_path / "c" / "d" / "file" / "out"):
+        with pytest.raises(OutputError, match=r"'.*file' is no folder"), replace(tmp_path / "c" / "d" / "file" / "out"):
             pass
     check_replaceable(tmp_path / "z" / "out", mark="mark", force=False)
     assert names(tmp_path) == ["a", "c"], "asking makes nothing"

@@ -427,7 +427,7 @@ def test_a_command_on_a_disk_that_is_full_leaves_nothing(tmp_path: Path, sample_
 def test_a_folder_that_is_not_there_or_a_file_that_is(tmp_path: Path) -> None:
     table = ArrayTable("emb", np.array([5]), np.float32([[1, 2]]))
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="'.*file' is no folder"):
+    with pytest.raises(OutputError, match=r"'.*file' is no folder"):
         write(tmp_path / "file" / "a.kvsnap", table)
     write(tmp_path / "new" / "folder" / "a.kvsnap", table)
     write(tmp_path / "a.kvsnap", table)

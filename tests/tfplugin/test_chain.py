@@ -18,6 +18,7 @@ from chain_runs import Trained, random_run
 import tfplugin
 from kvtools.chain import RECORD_TENSOR, ChainError, Record, fingerprint, members, newest_chain
 from kvtools.errors import CorruptFileError
+from tfplugin.chain.tables import checked
 
 v1 = tf.compat.v1
 
@@ -246,6 +247,24 @@ def test_what_objects_that_are_made_later_are_restored_from_is_not_removed(copie
     assert int(later.user.size()) == len(held["user/.ATTRIBUTES/kv"])
 
 
+def test_counts_of_keys_that_wait_for_their_row_are_those_of_the_last_member(tmp_path):
+    def made():
+        table = tf.get_kv_variable("user", embedding_dim=2, enter_threshold=3)
+        return table, tfplugin.CheckpointManager(tf.train.Checkpoint(table=table), tmp_path, delta_every=0.0)
+
+    table, manager = made()
+    table.sparse_read([1, 2])
+    manager.save()
+    table.sparse_read([1, 3])
+    assert manager.save().endswith(".delta")
+    again, manager = made()
+    manager.restore_or_initialize()
+    again.sparse_read([1, 2, 3])
+    assert again.export()[0].numpy().tolist() == [1]
+    again.sparse_read([2])
+    assert sorted(again.export()[0].numpy().tolist()) == [1, 2]
+
+
 # ---- What is kept ----------------------------------------------------------------------------------------------------
 
 
@@ -309,16 +328,18 @@ def test_the_disk_refuses_and_the_next_increment_has_it_all(tmp_path, monkeypatc
     def full_disk(*args):
         raise OSError(28, "No space left on device")
 
+    manager._last_full = -float("inf")  # so that a full of the same moment is given up, too, and told of once
     with monkeypatch.context() as patch:
         patch.setattr("tfplugin.chain.manager.replace_files", full_disk)
         with pytest.raises(RuntimeError, match="No space left"):
             manager.save()
     trained.user.remove(trained.user.export()[0][:3])
     manager.save()
-    assert names(tmp_path) == ["ckpt-1", "ckpt-2.delta"]
+    assert names(tmp_path) == ["ckpt-1", "ckpt-2.delta", "ckpt-2"]
     reference = trained.checkpoint.write(str(tmp_path / "reference"))
     wanted = {table: rows for table, (rows, _) in tables_in(reference).items()}
-    assert folded([str(tmp_path / name) for name in names(tmp_path)]) == wanted
+    for held in (["ckpt-1", "ckpt-2.delta"], ["ckpt-2"]):
+        assert folded([str(tmp_path / name) for name in held]) == wanted
 
 
 # ---- What is refused -------------------------------------------------------------------------------------------------
@@ -453,6 +474,15 @@ def test_what_cannot_be_in_a_chain_is_named(tmp_path):
     table.ranks = 2
     with pytest.raises(ValueError, match=r"'spread:0' is spread over 2 ranks.*sok\.CheckpointManager"):
         tfplugin.CheckpointManager(tf.train.Checkpoint(table=table), tmp_path).save()
+
+
+def test_tables_on_a_gpu_are_saved_whole_or_not_at_all():
+    class OnGpu:
+        name, ranks, device = "far:0", 1, "/device:GPU:0"
+
+    with pytest.raises(ValueError, match="'far:0' is in a GPU's memory.*delta_every=None"):
+        checked({"far": OnGpu()}, increments=True)
+    assert set(checked({"far": OnGpu()}, increments=False)) == {"far"}
 
 
 def test_the_interval_in_steps_is_kept_as_tensorflow_keeps_it(tmp_path):

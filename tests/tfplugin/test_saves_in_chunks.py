@@ -74,7 +74,7 @@ def test_a_bit_that_differs_is_found_and_the_table_is_as_it_was(whole, place):
         data.write(bytes([byte ^ 16]))
     table = tf.get_kv_variable("large", DIM)
     table.upsert([5], np.ones([1, DIM], np.float32))
-    with pytest.raises(tf.errors.DataLossError, match="tensor 'table/.*differs from its checksum"):
+    with pytest.raises(tf.errors.DataLossError, match=r"tensor 'table/.*differs from its checksum"):
         tfplugin.restore_tables(whole, table)
     assert int(table.size()) == 1
 
@@ -84,7 +84,7 @@ def test_a_data_file_that_was_cut_is_an_error_that_names_the_tensor(whole):
     with file.open("r+b") as data:
         data.truncate(file.stat().st_size - 1000)
     table = tf.get_kv_variable("large", DIM)
-    with pytest.raises(tf.errors.DataLossError, match="tensor 'table/.* is damaged"):
+    with pytest.raises(tf.errors.DataLossError, match=r"tensor 'table/.* is damaged"):
         tfplugin.restore_tables(whole, table)
     assert int(table.size()) == 0
 

@@ -148,8 +148,8 @@ def _tables_of(registered: Mapping[str, Mapping[str, Any]]) -> dict[str, KvVaria
             path = next(iter(objects))
             raise ValueError(
                 f"tfplugin.CheckpointManager: '{tf.compat.as_str(path)}' is saved by a saver of its own, '{saver}', "
-                "which writes no increments: save it in a tf.train.Checkpoint of its own, or with sok.CheckpointManager, "
-                "if it is a variable of sok."
+                "which writes no increments: save it in a tf.train.Checkpoint of its own, or with "
+                "sok.CheckpointManager if it is a variable of sok."
             )
     return tables
 

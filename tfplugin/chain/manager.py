@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -229,7 +230,12 @@ class CheckpointManager:
                 for callback in callbacks:
                     written[0].add_done_callback(_told(callback))
                 return str(self._started)
-            paths = [self._result(future) for future in written]
+            futures.wait(written)
+            # The full of an increment that failed fails for that reason alone: it has nothing of its own to tell.
+            failed = next((future for future in written if future.exception() is not None), None)
+            for future in written:
+                self._forget_future(future)
+            paths = [self._result(future) for future in written if failed is None or future is failed]
         for callback in callbacks:
             callback(paths[-1]) if inspect.signature(callback).parameters else callback()
         return paths[-1]
@@ -449,6 +455,13 @@ class CheckpointManager:
         path = self._folder / f"{self._name}-{number}"
 
         def work() -> str:
+            try:
+                return write_it()
+            except BaseException:
+                self._last_full = -float("inf")  # it is due again
+                raise
+
+        def write_it() -> str:
             if increment.exception() is not None:
                 self._model.give_up(session, moment.cuts)
                 raise RuntimeError(f"'{path}' was given up, as its increment could not be written")
@@ -492,12 +505,16 @@ class CheckpointManager:
 
     def _result(self, future: Future[str]) -> str:
         error = future.exception()
-        for held in ("_writing_line", "_writing_full"):
-            if getattr(self, held) is future:
-                setattr(self, held, None)  # whose error is told once
+        self._forget_future(future)
         if error is not None:
             raise RuntimeError(f"tfplugin.CheckpointManager of '{self._directory}': {error}") from error
         return future.result()
+
+    def _forget_future(self, future: Future[str]) -> None:
+        """An error is told once."""
+        for held in ("_writing_line", "_writing_full"):
+            if getattr(self, held) is future:
+                setattr(self, held, None)
 
     def _go_on(self, session: Any, chain: list[Member]) -> None:
         """Has the next increment follow what has been restored."""

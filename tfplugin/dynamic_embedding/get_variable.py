@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +11,7 @@ from tensorflow.python.ops import variable_scope
 
 from tfplugin.dynamic_embedding.partition import default_partition_fn
 from tfplugin.dynamic_embedding.variable import Variable, table_policies
-from tfplugin.policies import Admission, Policies
+from tfplugin.policies import Admission, EvictionPolicy, Policies
 
 _GRAPH_ATTRIBUTE = "_tfplugin_dynamic_embedding_variables"
 
@@ -55,6 +55,9 @@ def get_variable(
     enter_threshold: int = 0,
     admission: Admission | None = None,
     padding_key: int | None = None,
+    expiry: EvictionPolicy | Sequence[EvictionPolicy] | None = None,
+    expire_every: int = 0,
+    expire_on_save: bool = False,
     policies: Policies | None = None,
 ) -> Variable:
     """Gets the variable of this name, or makes it. See `Variable` for the arguments.
@@ -96,6 +99,9 @@ def get_variable(
                 enter_threshold=enter_threshold,
                 admission=admission,
                 padding_key=padding_key,
+                expiry=expiry,
+                expire_every=expire_every,
+                expire_on_save=expire_on_save,
                 policies=policies,
             )
             return found
@@ -114,7 +120,17 @@ def get_variable(
                 f"{getattr(want, 'name', want)}: give one of them another name."
             )
     asked = table_policies(
-        full_name, key_dtype, value_dtype, found.kv_creator, enter_threshold, admission, padding_key, policies
+        full_name,
+        key_dtype,
+        value_dtype,
+        found.kv_creator,
+        policies,
+        enter_threshold=enter_threshold,
+        admission=admission,
+        padding_key=padding_key,
+        expiry=expiry,
+        expire_every=expire_every,
+        expire_on_save=expire_on_save,
     )
     if asked is not None and asked != found.policies:
         raise ValueError(

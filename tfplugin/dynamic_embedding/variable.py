@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,7 +27,7 @@ from tfplugin.dynamic_embedding.slot_variable import slot_variables
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
-from tfplugin.policies import Admission, Policies, resolve
+from tfplugin.policies import Admission, EvictionPolicy, Policies, resolve
 
 _log = logging.getLogger("tfplugin")
 
@@ -59,7 +59,9 @@ class Variable(VariableFiles, ShardedTable):
       enter_threshold, admission, padding_key: which keys get a row, as for `tfplugin.get_kv_variable`. What counts is
         updates here, as it is these that insert: a key gets its row, and its first update, with the
         `enter_threshold`-th one.
-      policies: the same three as one object.
+      expiry, expire_every, expire_on_save: which rows go, and when, as for `tfplugin.get_kv_variable`; `KeepTop` is for
+        each table.
+      policies: all of these as one object.
 
     Raises:
       TypeError: dtypes that tables do not have; a `restrict_policy` that is no subclass of `RestrictPolicy`.
@@ -95,6 +97,9 @@ class Variable(VariableFiles, ShardedTable):
         enter_threshold: int = 0,
         admission: Admission | None = None,
         padding_key: int | None = None,
+        expiry: EvictionPolicy | Sequence[EvictionPolicy] | None = None,
+        expire_every: int = 0,
+        expire_on_save: bool = False,
         policies: Policies | None = None,
     ) -> None:
         strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
@@ -125,9 +130,21 @@ class Variable(VariableFiles, ShardedTable):
             checkpoint,
             init_size,
             kv_creator,
-            table_policies(name, key_dtype, value_dtype, kv_creator, enter_threshold, admission, padding_key, policies),
+            table_policies(
+                name,
+                key_dtype,
+                value_dtype,
+                kv_creator,
+                policies,
+                enter_threshold=enter_threshold,
+                admission=admission,
+                padding_key=padding_key,
+                expiry=expiry,
+                expire_every=expire_every,
+                expire_on_save=expire_on_save,
+            ),
         )
-        #: Which keys get a row.
+        #: Which keys get a row, and which rows go.
         self.policies = self.parts[0].policies if self.parts else Policies()
         self.shared_name = shared_name or f"shared_name.{name}"
         self.trainable = bool(trainable)
@@ -290,35 +307,28 @@ def table_policies(
     key_dtype: Any,
     value_dtype: Any,
     kv_creator: Any,
-    enter_threshold: Any,
-    admission: Any,
-    padding_key: Any,
     policies: Policies | None = None,
+    **asked_for: Any,
 ) -> Policies | None:
-    """The policies of a variable's tables, where updates count; None where there are none.
+    """The policies of a variable's tables, where updates count; None where there are none. `asked_for`: what `resolve`
+    takes.
 
     Raises:
       ValueError: policies that are out of range, or that such tables cannot have.
     """
     key_dtype = tf.as_dtype(key_dtype)
     if policies is None:
-        asked = resolve(
-            name,
-            tf.int64 if key_dtype == tf.string else key_dtype,
-            enter_threshold=enter_threshold,
-            admission=admission,
-            padding_key=padding_key,
-        )
+        asked = resolve(name, tf.int64 if key_dtype == tf.string else key_dtype, **asked_for)
         policies = dataclasses.replace(asked, admits_on="update" if asked.admission else "lookup")
     if policies == Policies():
         return None
     what = f"Dynamic embedding variable '{name}'"
     if tf.string in (key_dtype, tf.as_dtype(value_dtype)):
-        raise ValueError(f"{what}: tables of strings admit every key: hash them (tf.strings.to_hash_bucket_fast).")
+        raise ValueError(f"{what}: tables of strings have no policies: hash the keys (tf.strings.to_hash_bucket_fast).")
     if not isinstance(kv_creator, EngineTableCreator):
         raise ValueError(
-            f"{what}: the tables of a {type(kv_creator).__name__} admit every key: leave enter_threshold, admission "
-            "and padding_key out, or take a CuckooHashTableCreator."
+            f"{what}: the tables of a {type(kv_creator).__name__} admit every key and expire none: leave enter_threshold, "
+            "admission, padding_key and expiry out, or take a CuckooHashTableCreator."
         )
     if policies.admission is not None and policies.admission.below != "initial":
         raise ValueError(

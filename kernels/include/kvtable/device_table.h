@@ -26,6 +26,7 @@
 
 #include "kvtable/bags.h"
 #include "kvtable/eviction.h"
+#include "kvtable/expiry.h"
 #include "kvtable/initializer.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/table.h"
@@ -69,6 +70,8 @@ struct DeviceTableOptions {
   Eviction eviction = Eviction::kLru;   // of a bounded table
   EvictionClock clock;                  // of a bounded table; none: the system's
   std::optional<uint64_t> padding_key;  // as in TableOptions
+  // The age at which rows go; none at first. An operation on keys has two more launches then.
+  Expiry expiry;
 };
 
 struct DeviceKeys {
@@ -323,7 +326,7 @@ class DeviceTable {
 
   // ---- Bounded tables; see kvtable/eviction.h
 
-  // Rows evicted so far. Waits for the operations before.
+  // Rows evicted so far, to keep the capacity or by age, norm, frequency and rank. Waits for the operations before.
   virtual int64_t EvictedCount() const = 0;
 
   // The score of each key's row; 0 where it is missing, or the table is not bounded.
@@ -335,6 +338,21 @@ class DeviceTable {
 
   // The epoch of the operations to come. Throws Error(kFailedPrecondition) unless the table evicts by epochs.
   virtual void SetEpoch(uint32_t epoch) = 0;
+
+  // ---- Expiry; as Table has it
+
+  virtual uint32_t Now() const = 0;
+  virtual void SetStep(uint32_t step) = 0;
+
+  // `removed` may be null: how many rows went.
+  virtual void EvictSlice(const RowTest& test, PassCursor* cursor, int64_t most_rows, uint64_t* removed,
+                          DeviceStream stream) = 0;
+
+  // Adds the rows of a slice to `counts` (RankDigit::kValues), in device memory.
+  virtual void CountRanks(const RankDigit& digit, PassCursor* cursor, int64_t most_rows, uint32_t* counts,
+                          DeviceStream stream) = 0;
+
+  virtual int64_t PassLength() const = 0;
 
   // ---- Rows that go, and room
 

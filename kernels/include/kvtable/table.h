@@ -24,6 +24,7 @@
 
 #include "kvtable/admission.h"
 #include "kvtable/eviction.h"
+#include "kvtable/expiry.h"
 #include "kvtable/initializer.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
@@ -62,6 +63,7 @@ struct TableOptions {
   int64_t max_capacity = 0;
   Eviction eviction = Eviction::kLru;  // of a bounded table
   EvictionClock clock;                 // of a bounded table; none: the system's
+  Expiry expiry;                       // the age at which rows go; none at first
   // A key (widened) that never has a row: its initial value is zeros, and writes leave it out.
   std::optional<uint64_t> padding_key;
 };
@@ -86,11 +88,14 @@ struct RowsOut {
 };
 
 // How a write stamps the rows it touches: frequency grows by the number of times the key occurs in the batch
-// times `frequency`, version becomes `version` (the caller's step or Unix time in seconds).
+// times `frequency`, version becomes `version` (the caller's step or Unix time in seconds; in a table whose
+// rows age it is the table's own).
 struct Stamp {
   uint32_t frequency = 0;
   uint32_t version = 0;
   bool existing_only = false;  // keys without a row are left out
+  // The write ends a training step, as Apply does by itself: see AgeUnit::kSteps.
+  bool ends_step = false;
 };
 
 // How a training lookup inserts missing keys.
@@ -106,6 +111,13 @@ struct Insertion {
   // Null, or what counts the missing keys, and admits some: those become rows, with their counts as frequency.
   Admitter* admitter = nullptr;
   Missing below = Missing::kZeros;  // or kInitial: what a key gives that is not inserted, with kNoPosition
+};
+
+// What training lookups (GatherOrInsert) found; -1 where nobody counts, as in a table in device memory.
+struct LookupCounts {
+  int64_t keys = -1;       // that were asked for, duplicates included
+  int64_t born = -1;       // rows that were made for them
+  int64_t held_back = -1;  // keys, duplicates included, that were not there and not admitted
 };
 
 // The slots that the rows of a table have at one moment. Each change of them is another generation.
@@ -332,6 +344,9 @@ class Table {
   // Adds to the frequencies of the rows that are there: no touch, and no write. The sum stays at its largest.
   virtual void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) = 0;
 
+  // Of training lookups so far.
+  virtual LookupCounts lookup_counts() const { return {}; }
+
   // Returns how many rows were there and are gone. Absent keys are ignored.
   virtual int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) = 0;
 
@@ -399,7 +414,7 @@ class Table {
   virtual int64_t max_capacity() const = 0;  // 0: not bounded
   virtual Eviction eviction() const = 0;
 
-  // Rows evicted so far.
+  // Rows evicted so far, to keep the capacity or by age, norm, frequency and rank.
   virtual int64_t EvictedCount() const = 0;
 
   // The score of each key's row; 0 where it is missing, or the table is not bounded.
@@ -411,6 +426,30 @@ class Table {
 
   // The epoch of the touches to come. Throws Error(kFailedPrecondition) unless the table evicts by epochs.
   virtual void SetEpoch(uint32_t epoch) = 0;
+
+  // ---- Expiry; see expiry.h, which has Evict and Sweep on top of these
+
+  virtual const Expiry& expiry() const = 0;
+
+  // The time by which rows age: a step or a second. Where they do not age, the second that it is.
+  virtual uint32_t Now() const = 0;
+
+  // Of a table whose rows age by steps; otherwise throws Error(kFailedPrecondition). A step before that of
+  // the table throws Error(kInvalidArgument).
+  virtual void SetStep(uint32_t step) = 0;
+
+  // Removes the rows that the test is true of, slots and all, among about `most_rows` places from the cursor
+  // on, and moves that along. With kAllRows it shares the table out among the threads. Returns how many went.
+  // The memory of rows that went is used for the next new ones.
+  virtual int64_t EvictSlice(const RowTest& test, PassCursor* cursor, int64_t most_rows,
+                             ParallelFor& threads) = 0;
+
+  // Adds the rows of a slice to `counts` (RankDigit::kValues), each where its digit says.
+  virtual void CountRanks(const RankDigit& digit, PassCursor* cursor, int64_t most_rows, int64_t* counts,
+                          ParallelFor& threads) const = 0;
+
+  // The places that a whole pass looks at: rows, and some that are empty.
+  virtual int64_t PassLength() const = 0;
 
   // Replaces the initial values of rows not yet there.
   virtual void SetInitializer(const Initializer& initializer) = 0;

@@ -26,8 +26,8 @@ void FindSettled(const uint64_t* keys, int64_t n, const Admitter::AreThere& are_
 
 // Counts key by key, in the stamps of a shard: its index, and a row of one byte for each key.
 //
-// A key that is admitted stays until Settle, with a count above kMostCount: lookups of other threads that miss
-// it meanwhile insert it, too.
+// A key that is admitted stays until Settle, with kSettling for a version: lookups of other threads that miss it
+// meanwhile insert it, too, and whoever is first gives its row the count.
 class KeyCounts : public Admitter {
  public:
   explicit KeyCounts(const AdmissionPolicy& policy)
@@ -47,10 +47,10 @@ class KeyCounts : public Admitter {
       if (look_again && first[i] == 0) continue;
       bool is_new = false;
       const uint32_t row = counts_.FindOrInsert(keys[i], Mix64(keys[i]), &is_new);
-      uint32_t& count = counts_.rows.StampOf(row)->frequency;
+      RowStamp& stamp = *counts_.rows.StampOf(row);
       // Not beyond the threshold: so it does not matter how a batch is cut up.
-      if (count < policy_.threshold) {
-        ++count;
+      if (stamp.version != kSettling && stamp.frequency < policy_.threshold) {
+        ++stamp.frequency;
         ++total_;
       }
       rows[static_cast<size_t>(i)] = row;
@@ -58,12 +58,12 @@ class KeyCounts : public Admitter {
     for (int64_t i = 0; i < n; ++i) {
       const uint32_t row = rows[static_cast<size_t>(i)];
       if (row == BucketIndex::kNoRow) continue;
-      uint32_t& count = counts_.rows.StampOf(row)->frequency;
+      RowStamp& stamp = *counts_.rows.StampOf(row);
       first[i] = kLeftOut;
-      if (count < policy_.threshold) continue;
-      first[i] = count > kMostCount ? 0 : count;
-      if (count <= kMostCount) total_ -= count;
-      count = kSettling;
+      if (stamp.frequency < policy_.threshold) continue;
+      first[i] = stamp.frequency;
+      if (stamp.version != kSettling) total_ -= stamp.frequency;
+      stamp.version = kSettling;
     }
   }
 
@@ -71,7 +71,9 @@ class KeyCounts : public Admitter {
     std::lock_guard<std::mutex> hold(mutex_);
     bool any = false;
     for (int64_t i = 0; i < n; ++i) {
-      if (first[i] == kLeftOut || first[i] == 0) continue;
+      if (first[i] == kLeftOut) continue;
+      const uint32_t row = counts_.index.Find(keys[i], counts_.index.Home(Mix64(keys[i])));
+      if (row == BucketIndex::kNoRow || counts_.rows.StampOf(row)->version != kSettling) continue;
       Remove(keys[i]);
       any = true;
     }
@@ -82,8 +84,7 @@ class KeyCounts : public Admitter {
     std::lock_guard<std::mutex> hold(mutex_);
     for (int64_t i = 0; i < n; ++i) {
       const uint32_t row = counts_.index.Find(keys[i], counts_.index.Home(Mix64(keys[i])));
-      const uint32_t count = row == BucketIndex::kNoRow ? 0 : counts_.rows.StampOf(row)->frequency;
-      counts[i] = count == kSettling ? 0 : count;
+      counts[i] = row == BucketIndex::kNoRow ? 0 : counts_.rows.StampOf(row)->frequency;
     }
   }
 
@@ -93,10 +94,10 @@ class KeyCounts : public Admitter {
       if (by[i] == 0) continue;
       bool is_new = false;
       const uint32_t row = counts_.FindOrInsert(keys[i], Mix64(keys[i]), &is_new);
-      uint32_t& count = counts_.rows.StampOf(row)->frequency;
-      if (count > kMostCount) continue;
-      const uint32_t more = std::min(by[i], kMostCount - count);
-      count += more;
+      RowStamp& stamp = *counts_.rows.StampOf(row);
+      if (stamp.version == kSettling) continue;
+      const uint32_t more = std::min(by[i], kMostCount - stamp.frequency);
+      stamp.frequency += more;
       total_ += more;
     }
   }
@@ -133,7 +134,7 @@ class KeyCounts : public Admitter {
     counts->reserve(counts_.rows.live_rows());
     counts_.rows.ForEachLive(0, counts_.rows.high_water(), [&](uint32_t row) {
       const RowStamp& stamp = *counts_.rows.StampOf(row);
-      if (stamp.frequency <= kMostCount) {
+      if (stamp.version != kSettling) {
         keys->push_back(stamp.key);
         counts->push_back(stamp.frequency);
       }
@@ -142,14 +143,14 @@ class KeyCounts : public Admitter {
   }
 
  private:
-  static constexpr uint32_t kSettling = kMostCount + 1;
+  static constexpr uint32_t kSettling = 1;
 
   void Remove(uint64_t key) {
     counts_.rows.PrepareFree(1);
     const uint32_t row = counts_.index.Find(key, counts_.index.Home(Mix64(key)));
     if (row == BucketIndex::kNoRow) return;
-    const uint32_t count = counts_.rows.StampOf(row)->frequency;
-    if (count <= kMostCount) total_ -= count;
+    const RowStamp& stamp = *counts_.rows.StampOf(row);
+    if (stamp.version != kSettling) total_ -= stamp.frequency;
     counts_.Remove(key, Mix64(key));
   }
 

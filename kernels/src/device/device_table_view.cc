@@ -302,6 +302,42 @@ class View : public Table {
     return std::count(found.get(), found.get() + n, true);
   }
 
+  // ---- Expiry
+
+  const Expiry& expiry() const override { return table_->options().expiry; }
+  uint32_t Now() const override { return table_->Now(); }
+  void SetStep(uint32_t step) override { table_->SetStep(step); }
+  int64_t PassLength() const override { return table_->PassLength(); }
+
+  // Where arrays are in device memory, counts nothing and waits for nothing.
+  int64_t EvictSlice(const RowTest& test, PassCursor* cursor, int64_t most_rows,
+                     ParallelFor& threads) override {
+    const DeviceStream stream = StreamOf(threads);
+    if (where_ == ArraysIn::kDevice) {
+      table_->EvictSlice(test, cursor, most_rows, nullptr, stream);
+      return 0;
+    }
+    Arrays arrays(work_.get(), where_, stream);
+    uint64_t removed = 0;
+    uint64_t* const count = static_cast<uint64_t*>(arrays.New(sizeof(removed)));
+    table_->EvictSlice(test, cursor, most_rows, count, stream);
+    work_->Copy(&removed, count, sizeof(removed), stream);
+    return static_cast<int64_t>(removed);
+  }
+
+  void CountRanks(const RankDigit& digit, PassCursor* cursor, int64_t most_rows, int64_t* counts,
+                  ParallelFor& threads) const override {
+    const DeviceStream stream = StreamOf(threads);
+    Arrays arrays(work_.get(), where_, stream);
+    std::vector<uint32_t> of_slice(RankDigit::kValues);
+    const size_t bytes = of_slice.size() * sizeof(uint32_t);
+    uint32_t* const there = static_cast<uint32_t*>(arrays.New(static_cast<int64_t>(bytes)));
+    work_->Fill(there, 0, bytes, stream);
+    table_->CountRanks(digit, cursor, most_rows, there, stream);
+    work_->Copy(of_slice.data(), there, bytes, stream);
+    for (size_t v = 0; v < of_slice.size(); ++v) counts[v] += of_slice[v];
+  }
+
   void SetInitializer(const Initializer& initializer) override {
     table_->SetInitializer(initializer, table_->options().stream);
   }

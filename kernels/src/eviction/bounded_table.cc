@@ -93,6 +93,7 @@ class BoundedTable : public Table {
   }
   int64_t ZeroedRows() const override { return rows_->ZeroedRows(); }
   int64_t SkippedUpdates() const override { return rows_->SkippedUpdates(); }
+  LookupCounts lookup_counts() const override { return rows_->lookup_counts(); }
   void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) override {
     rows_->AwaitRoomAside();
     std::lock_guard<std::mutex> hold(mutex_);  // for who puts rows aside with their scores
@@ -213,7 +214,9 @@ class BoundedTable : public Table {
 
   int64_t max_capacity() const override { return max_capacity_; }
   Eviction eviction() const override { return eviction_; }
-  int64_t EvictedCount() const override { return evicted_.load(std::memory_order_relaxed); }
+  int64_t EvictedCount() const override {
+    return evicted_.load(std::memory_order_relaxed) + rows_->EvictedCount();
+  }
 
   void Scores(const void* keys, int64_t n, uint64_t* scores, ParallelFor& threads) const override {
     CheckBatch(n);
@@ -266,6 +269,27 @@ class BoundedTable : public Table {
   uint64_t CutChanges() override { return rows_->CutChanges(); }
   std::string ChangesLost(uint64_t since) const override { return rows_->ChangesLost(since); }
   void ForgetChanges(uint64_t upto) override { rows_->ForgetChanges(upto); }
+
+  // ---- Expiry
+
+  const Expiry& expiry() const override { return rows_->expiry(); }
+  uint32_t Now() const override { return rows_->Now(); }
+  void SetStep(uint32_t step) override { rows_->SetStep(step); }
+  int64_t EvictSlice(const RowTest& test, PassCursor* cursor, int64_t most_rows,
+                     ParallelFor& threads) override {
+    rows_->AwaitRoomAside();
+    std::lock_guard<std::mutex> hold(mutex_);
+    return rows_->EvictSlice(test, cursor, most_rows, threads);
+  }
+  void CountRanks(const RankDigit& digit, PassCursor* cursor, int64_t most_rows, int64_t* counts,
+                  ParallelFor& threads) const override {
+    rows_->CountRanks(digit, cursor, most_rows, counts, threads);
+  }
+  int64_t PassLength() const override { return rows_->PassLength(); }
+
+  // For the inner table: a row goes by age, norm, frequency or rank. Such rows go in batches that have mutex_,
+  // as do all that change rows.
+  void Forget(uint64_t position) { ranks_.Forget(position); }
 
  private:
   int64_t Excess() const { return rows_->Size() - max_capacity_; }
@@ -440,7 +464,10 @@ class BoundedTable : public Table {
 
 std::unique_ptr<Table> BoundTable(std::unique_ptr<ShardedTable> table, int64_t max_capacity,
                                   Eviction eviction, const EvictionClock& clock) {
-  return std::make_unique<BoundedTable>(std::move(table), max_capacity, eviction, clock);
+  ShardedTable* const rows = table.get();
+  auto bounded = std::make_unique<BoundedTable>(std::move(table), max_capacity, eviction, clock);
+  rows->OnEvicted([ranks = bounded.get()](uint64_t position) { ranks->Forget(position); });
+  return bounded;
 }
 
 }  // namespace kvtable

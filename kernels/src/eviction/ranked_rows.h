@@ -48,6 +48,12 @@ class RankedRows {
     const uint32_t row = static_cast<uint32_t>(position);
     return row >> kChunkBits < shard.size() ? shard[row >> kChunkBits][row & (kChunkRows - 1)] : Rank();
   }
+  // The row has gone. Rows of different shards may be forgotten at once.
+  void Forget(uint64_t position) noexcept {
+    Shard& shard = shards_[position >> 32];
+    const uint32_t row = static_cast<uint32_t>(position);
+    if (row >> kChunkBits < shard.size()) shard[row >> kChunkBits][row & (kChunkRows - 1)] = {};
+  }
   void Prefetch(uint64_t position) const {
     const Shard& shard = shards_[position >> 32];
     const uint32_t row = static_cast<uint32_t>(position);

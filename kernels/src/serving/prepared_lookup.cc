@@ -41,6 +41,8 @@ bool InRange(KeyType type, int64_t bits, bool negative) {
 void AppendRows(const std::string& rows, int64_t begin, int64_t end, int64_t dim, std::string* text) {
   const size_t before = text->size();
   AppendJsonRows(reinterpret_cast<const float*>(rows.data()) + begin * dim, end - begin, dim, text);
+  // Hardly ever there is one; and memchr is ten times as fast as std::remove.
+  if (std::memchr(text->data() + before, '"', text->size() - before) == nullptr) return;
   text->erase(std::remove(text->begin() + static_cast<std::ptrdiff_t>(before), text->end(), '"'),
               text->end());
 }

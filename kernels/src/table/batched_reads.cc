@@ -27,6 +27,7 @@ void ShardedTable::Gather(const void* keys, int64_t n, const RowsOut& out, Missi
     ThrowInvalid("Gather with Missing::kDefault got " + std::to_string(num_defaults) +
                  " default rows; expected at least one.");
   }
+  const BatchTime time = ages_.Begin();
   const std::shared_ptr<const InitialValue> init = initial();
   const char* const default_rows = static_cast<const char*>(defaults);
   VisitKeyType(key_type_, [&](auto k) {
@@ -47,14 +48,16 @@ void ShardedTable::Gather(const void* keys, int64_t n, const RowsOut& out, Missi
       }
     };
     const Ranges ranges(n, kLeastKeysPerTask, threads);
-    RunTasks(threads, ranges.count(),
-             [&](int64_t r) { ReadValues(typed, ranges.begin(r), ranges.end(r), out, found, on_missing); });
+    RunTasks(threads, ranges.count(), [&](int64_t r) {
+      ReadValues(time, typed, ranges.begin(r), ranges.end(r), out, found, on_missing);
+    });
   });
 }
 
 void ShardedTable::GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
                                  ParallelFor& threads) const {
   CheckBatch(n);
+  const BatchTime time = ages_.Begin();
   const std::shared_ptr<const InitialValue> init = initial();
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
@@ -63,7 +66,7 @@ void ShardedTable::GatherColumns(const void* keys, int64_t n, const std::vector<
     RunTasks(threads, ranges.count(), [&](int64_t r) {
       std::vector<char> fresh;  // what a missing row would hold
       ReadRange(
-          typed, ranges.begin(r), ranges.end(r),
+          time, typed, ranges.begin(r), ranges.end(r),
           [&](const Shard& shard) {
             for (const ColumnOut& column : out) CheckColumn(shard, column);
           },

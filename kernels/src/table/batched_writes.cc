@@ -12,9 +12,9 @@
 namespace kvtable {
 
 template <class Prepare, class Finish>
-void ShardedTable::WriteColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in,
-                                bool existing_only, ParallelFor& threads, const Prepare& prepare,
-                                const Finish& finish) {
+void ShardedTable::WriteColumns(const BatchTime& time, const void* keys, int64_t n,
+                                const std::vector<ColumnIn>& in, bool existing_only, ParallelFor& threads,
+                                const Prepare& prepare, const Finish& finish) {
   const std::shared_ptr<const InitialValue> init = initial();
   const bool has_value =
       std::any_of(in.begin(), in.end(), [](const ColumnIn& column) { return column.column == 0; });
@@ -22,7 +22,7 @@ void ShardedTable::WriteColumns(const void* keys, int64_t n, const std::vector<C
   const std::shared_ptr<const RowLayout> rows = layout();
   for (const ColumnIn& column : in) rows->At(column.column, column.width, column.generation);
   WriteBatch(
-      keys, n, existing_only, threads, [&](Shard& shard) { prepare(shard, n); }, [](int64_t) {},
+      time, keys, n, existing_only, threads, [&](Shard& shard) { prepare(shard, n); }, [](int64_t) {},
       [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
         const RowLayout& layout = *shard.layout;
         char* const at = shard.rows.Row(row);
@@ -54,10 +54,12 @@ void ShardedTable::Upsert(const void* keys, int64_t n, const void* values, Stamp
                           ParallelFor& threads) {
   const char* const rows_in = static_cast<const char*>(values);
   const int64_t bytes = value_bytes_;
+  const BatchTime time = ages_.Begin();
+  stamp = ages_.StampAt(time, stamp);
   VisitRowBytes(bytes, [&](auto known) {
     constexpr int64_t kBytes = decltype(known)::value;
     WriteBatch(
-        keys, n, stamp.existing_only, threads, [](const Shard&) {},
+        time, keys, n, stamp.existing_only, threads, [](const Shard&) {},
         [=](int64_t i) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(rows_in + i * bytes, bytes); },
         [=](Shard& shard, uint32_t row, uint64_t, int64_t i, bool is_new) {
           char* const at = shard.rows.Row(row);
@@ -70,21 +72,26 @@ void ShardedTable::Upsert(const void* keys, int64_t n, const void* values, Stamp
 
 void ShardedTable::UpsertColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, Stamp stamp,
                                  ParallelFor& threads) {
+  const BatchTime time = ages_.Begin();
+  stamp = ages_.StampAt(time, stamp);
   WriteColumns(
-      keys, n, in, stamp.existing_only, threads, [](const Shard&, int64_t) {},
+      time, keys, n, in, stamp.existing_only, threads, [](const Shard&, int64_t) {},
       [stamp](Shard& shard, uint32_t row, int64_t) { StampRow(shard.rows.StampOf(row), stamp); });
+  ages_.End(stamp);
 }
 
 void ShardedTable::Accumulate(const void* keys, int64_t n, const void* deltas, bool from_zeros, Stamp stamp,
                               ParallelFor& threads) {
   const std::shared_ptr<const InitialValue> init = initial();
   const int64_t bytes = value_bytes_;
+  const BatchTime time = ages_.Begin();
+  stamp = ages_.StampAt(time, stamp);
   VisitAnyValueType(value_type_, [&](auto t) {
     using T = decltype(t);
     const T* const rows_in = static_cast<const T*>(deltas);
     const int64_t width = dim_;
     WriteBatch(
-        keys, n, stamp.existing_only, threads, [](const Shard&) {},
+        time, keys, n, stamp.existing_only, threads, [](const Shard&) {},
         [=](int64_t i) { PrefetchRow<kAnyBytes>(reinterpret_cast<const char*>(rows_in + i * width), bytes); },
         [=, &init](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
           char* const at = shard.rows.Row(row);
@@ -109,12 +116,14 @@ void ShardedTable::Accumulate(const void* keys, int64_t n, const void* deltas, b
 void ShardedTable::Combine(const void* keys, int64_t n, const void* operands, RowOp op, Stamp stamp,
                            ParallelFor& threads) {
   const std::shared_ptr<const InitialValue> init = initial();
+  const BatchTime time = ages_.Begin();
+  stamp = ages_.StampAt(time, stamp);
   VisitValueType(value_type_, [&](auto t) {
     using T = decltype(t);
     const T* const rows_in = static_cast<const T*>(operands);
     const int64_t width = dim_;
     WriteBatch(
-        keys, n, stamp.existing_only, threads, [](const Shard&) {}, [](int64_t) {},
+        time, keys, n, stamp.existing_only, threads, [](const Shard&) {}, [](int64_t) {},
         [=, &init](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
           char* const at = shard.rows.Row(row);
           if (is_new) {
@@ -131,6 +140,7 @@ void ShardedTable::Combine(const void* keys, int64_t n, const void* operands, Ro
 
 void ShardedTable::IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) {
   CheckBatch(n);
+  const BatchTime time = ages_.Begin();
   AwaitOwnRoomAside();
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
@@ -142,7 +152,7 @@ void ShardedTable::IncreaseFrequency(const void* keys, int64_t n, const uint32_t
       for (int64_t i = 0; i < group.count; ++i) {
         if (i + kAhead < group.count) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])));
         const uint32_t row = shard.index.Find(group.keys[i], shard.index.Home(Mix64(group.keys[i])));
-        if (row == BucketIndex::kNoRow) continue;
+        if (row == BucketIndex::kNoRow || time.HasExpired(shard.rows.StampOf(row)->version)) continue;
         shard.BeforeStamp(row);
         uint32_t& frequency = shard.rows.StampOf(row)->frequency;
         frequency = SaturatingAdd(frequency, by[group.positions[i]]);
@@ -153,6 +163,7 @@ void ShardedTable::IncreaseFrequency(const void* keys, int64_t n, const uint32_t
 
 int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) {
   CheckBatch(n);
+  const BatchTime time = ages_.Begin();
   AwaitOwnRoomAside();
   std::atomic<int64_t> removed{0};
   VisitKeyType(key_type_, [&](auto k) {
@@ -166,7 +177,13 @@ int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) 
       shard.rows.PrepareFree(static_cast<size_t>(std::min<int64_t>(group.count, shard.rows.live_rows())));
       for (int64_t i = 0; i < group.count; ++i) {
         if (i + kAhead < group.count) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])), 1);
-        count += shard.Remove(group.keys[i], Mix64(group.keys[i])) ? 1 : 0;
+        const uint64_t hash = Mix64(group.keys[i]);
+        bool has_expired = false;
+        if (time.expired_before != 0) {
+          const uint32_t row = shard.index.Find(group.keys[i], shard.index.Home(hash));
+          has_expired = row != BucketIndex::kNoRow && time.HasExpired(shard.rows.StampOf(row)->version);
+        }
+        count += shard.Remove(group.keys[i], hash) && !has_expired ? 1 : 0;
       }
       removed.fetch_add(count, std::memory_order_relaxed);
     });
@@ -180,15 +197,16 @@ void ShardedTable::Import(const void* keys, int64_t n, const std::vector<ColumnI
   for (const ColumnIn& column : in) {
     if (column.column == 0) values = static_cast<const char*>(column.data);
   }
+  const BatchTime time = ages_.Begin();
   WriteColumns(
-      keys, n, in, false, threads,
+      time, keys, n, in, false, threads,
       [](Shard& shard, int64_t count) {
         shard.zeroed.Prepare(size_t{shard.rows.high_water()} + static_cast<size_t>(count));
       },
       [=](Shard& shard, uint32_t row, int64_t i) {
         RowStamp& stamp = *shard.rows.StampOf(row);
         stamp.frequency = freqs == nullptr ? 0 : freqs[i];
-        stamp.version = versions == nullptr ? 0 : versions[i];
+        stamp.version = ages_.VersionAt(time, versions, i);
         if (values != nullptr && IsZero(values + i * value_bytes_)) shard.zeroed.Mark(row);
       });
 }

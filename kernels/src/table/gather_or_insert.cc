@@ -33,8 +33,11 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
   const bool admits_all = insertion.admission == 1.0 && insertion.admitter == nullptr;
   std::optional<AdmittedKeys> admitted;
   if (insertion.admitter != nullptr) admitted.emplace(insertion.admitter);
+  const BatchTime time = ages_.Begin();
+  const Stamp stamp = ages_.StampAt(time, insertion.stamp);
   const std::shared_ptr<const InitialValue> init = initial();
   if (insertion.inserted != nullptr) std::memset(insertion.inserted, 0, static_cast<size_t>(n));
+  looked_up_.fetch_add(n, std::memory_order_relaxed);
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const Key* const typed = static_cast<const Key*>(keys);
@@ -48,7 +51,7 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
       for (int64_t begin = ranges.begin(r); begin < end;) {
         const int64_t before = count;
         const int64_t block_end = std::min(begin + kBlock, end);
-        ReadValues(typed, begin, block_end, out, nullptr,
+        ReadValues(time, typed, begin, block_end, out, nullptr,
                    [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
         const bool mostly_new = admits_all && 2 * (count - before) > block_end - begin;
         begin = block_end;
@@ -66,15 +69,16 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     }
     Scratch<uint32_t> first(admitted && total > 0 ? static_cast<size_t>(n) : 0);
     if (total > 0 && (!admits_all || padding_key_)) {
+      const int64_t missing = total;
       total = KeepAdmitted(typed, misses.data(), total, out, insertion, *init,
                            admitted ? &*admitted : nullptr, first.data(), threads);
+      held_back_.fetch_add(missing - total, std::memory_order_relaxed);
     }
     if (total == 0) return;
     AwaitOwnRoomAside();
     const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
     RunTasks(threads, groups.size(), [&](int64_t g) {
-      InsertMissed(groups[g], *init, insertion.stamp, out, admitted ? first.data() : nullptr,
-                   insertion.inserted);
+      InsertMissed(time, groups[g], *init, stamp, out, admitted ? first.data() : nullptr, insertion.inserted);
     });
   });
 }
@@ -124,16 +128,18 @@ int64_t ShardedTable::KeepAdmitted(const Key* keys, uint32_t* misses, int64_t co
   return kept;
 }
 
-void ShardedTable::InsertMissed(const ShardGroups::Group& group, const InitialValue& init, Stamp stamp,
-                                const RowsOut& out, const uint32_t* first, bool* inserted) {
+void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroups::Group& group,
+                                const InitialValue& init, Stamp stamp, const RowsOut& out,
+                                const uint32_t* first, bool* inserted) {
   // Which rows are new in this call, so that a duplicate of a new key is told from a key that another
   // thread inserted between the lookup and now. Row numbers from `first_new` on are; a row that was removed
   // before is remembered.
   uint32_t first_new = 0;
   std::unordered_set<uint32_t> reused;
+  int64_t born = 0;
   // A row that is there already is only read.
   WriteGroup<true>(
-      group, false, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
+      time, group, false, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
       [&](int64_t i) KVTABLE_ALWAYS_INLINE {
         PrefetchRow<kAnyBytes, true>(out.rows + out.PlaceOf(i) * value_bytes_, value_bytes_);
       },
@@ -142,6 +148,7 @@ void ShardedTable::InsertMissed(const ShardGroups::Group& group, const InitialVa
         if (is_new) {
           init.Fill(key, at);
           shard.layout->InitializeSlots(at);
+          ++born;
           if (row < first_new) reused.insert(row);
           if (first != nullptr) shard.rows.StampOf(row)->frequency = first[i];
         }
@@ -155,6 +162,7 @@ void ShardedTable::InsertMissed(const ShardGroups::Group& group, const InitialVa
           out.positions[place] = static_cast<uint64_t>(group.shard) << 32 | row;
         }
       });
+  born_.fetch_add(born, std::memory_order_relaxed);
 }
 
 }  // namespace kvtable

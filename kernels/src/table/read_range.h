@@ -39,8 +39,9 @@ class SharedLocks {
 };
 
 template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
-void ShardedTable::ReadRange(const Key* keys, int64_t begin, int64_t end, const Check& check,
-                             const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const {
+void ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
+                             const Check& check, const LocateRow& locate, const Prefetch& prefetch,
+                             const Visit& visit) const {
   using Pointer = decltype(locate(int64_t{0}, size_t{0}, *shards_[0], uint32_t{0}));
   const std::unique_ptr<Shard>* const shards = shards_.data();
   // The key's hash, and from its first step on its home bucket, with the shard in the bits that alignment
@@ -49,6 +50,9 @@ void ShardedTable::ReadRange(const Key* keys, int64_t begin, int64_t end, const 
   static_assert(alignof(Bucket) == kMaxShards);
   // What the search for key i has come to: null, the pointer, or the bucket to search next.
   std::array<uintptr_t, kBlock> found;
+  // Where rows may have expired, the stamps of those that were found: asked for when they are.
+  const bool may_expire = time.expired_before != 0;
+  std::array<const RowStamp*, kBlock> stamps;
   // Marks the last: a bit that no address of a process has.
   constexpr uintptr_t kUnfinished = uintptr_t{1} << 63;
   for (int64_t block = begin; block < end; block += kBlock) {
@@ -74,6 +78,11 @@ void ShardedTable::ReadRange(const Key* keys, int64_t begin, int64_t end, const 
     };
     const auto located = [&](int64_t i, uint32_t row) KVTABLE_ALWAYS_INLINE {
       const size_t shard = homes[static_cast<size_t>(i)] % kMaxShards;
+      if (__builtin_expect(may_expire, 0)) {
+        const RowStamp* const stamp = shards[shard]->rows.StampOf(row);
+        __builtin_prefetch(stamp);
+        stamps[static_cast<size_t>(i)] = stamp;
+      }
       return reinterpret_cast<uintptr_t>(locate(block + i, shard, *shards[shard], row));
     };
     const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
@@ -113,6 +122,10 @@ void ShardedTable::ReadRange(const Key* keys, int64_t begin, int64_t end, const 
       if (i + kAhead < count) search_home(i + kAhead);
       search_on(i);
     }
+    for (int64_t i = 0; may_expire && i < count; ++i) {
+      uintptr_t& place = found[static_cast<size_t>(i)];
+      if (place != 0 && time.HasExpired(stamps[static_cast<size_t>(i)]->version)) place = 0;
+    }
     for (int64_t i = 0; i < std::min(kRowsAhead, count); ++i) prefetch_row(i);
     for (int64_t i = 0; i < count; ++i) {
       if (i + kRowsAhead < count) prefetch_row(i + kRowsAhead);
@@ -125,24 +138,25 @@ template <class Check, class LocateRow, class Prefetch, class Visit>
 void ShardedTable::ReadBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
                              const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const {
   CheckBatch(n);
+  const BatchTime time = ages_.Begin();
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const Ranges ranges(n, kLeastKeysPerTask, threads);
     RunTasks(threads, ranges.count(), [&](int64_t r) {
-      ReadRange(static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), check, locate, prefetch,
-                visit);
+      ReadRange(time, static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), check, locate,
+                prefetch, visit);
     });
   });
 }
 
 template <class Key, class Missed>
-void ShardedTable::ReadValues(const Key* keys, int64_t begin, int64_t end, const RowsOut& out, bool* found,
-                              const Missed& missed) const {
+void ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
+                              const RowsOut& out, bool* found, const Missed& missed) const {
   const int64_t bytes = value_bytes_;
   VisitRowBytes(bytes, [&](auto known) {
     constexpr int64_t kBytes = decltype(known)::value;
     ReadRange(
-        keys, begin, end, [](const Shard&) {},
+        time, keys, begin, end, [](const Shard&) {},
         [&out, bytes](int64_t i, size_t number, const Shard& shard, uint32_t row)
             KVTABLE_ALWAYS_INLINE -> const char* {
               const int64_t place = out.PlaceOf(i);

@@ -40,8 +40,9 @@ ShardedTable::ShardedTable(const TableOptions& options)
       value_bytes_(options.dim * SizeOf(options.value_type)),
       padding_key_(options.padding_key),
       layout_(std::make_shared<RowLayout>(options.value_type, options.dim, options.slots)),
-      initial_(std::make_shared<InitialValue>(options.initializer, options.value_type, options.dim,
-                                              padding_key_)) {
+      initial_(
+          std::make_shared<InitialValue>(options.initializer, options.value_type, options.dim, padding_key_)),
+      ages_(options.expiry) {
   const int shards = options.shards == 0 ? DefaultShards() : options.shards;
   while ((1 << shard_bits_) < shards) ++shard_bits_;
   for (int i = 0; i < shards; ++i) shards_.push_back(std::make_unique<Shard>(layout_, options.huge_pages));

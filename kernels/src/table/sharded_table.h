@@ -52,6 +52,7 @@
 #include <vector>
 
 #include "base/always_inline.h"
+#include "eviction/row_ages.h"
 #include "kvtable/table.h"
 #include "table/change_log.h"
 #include "table/moment_gate.h"
@@ -113,6 +114,10 @@ class ShardedTable : public Table {
   int64_t ZeroedRows() const override;
   int64_t SkippedUpdates() const override { return skipped_updates_.load(std::memory_order_relaxed); }
   void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) override;
+  LookupCounts lookup_counts() const override {
+    return {looked_up_.load(std::memory_order_relaxed), born_.load(std::memory_order_relaxed),
+            held_back_.load(std::memory_order_relaxed)};
+  }
   int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) override;
   void Clear() override;
   void Reserve(int64_t rows, ParallelFor& threads) override;
@@ -129,7 +134,7 @@ class ShardedTable : public Table {
 
   int64_t max_capacity() const override { return 0; }
   Eviction eviction() const override { return Eviction::kLru; }
-  int64_t EvictedCount() const override { return 0; }
+  int64_t EvictedCount() const override { return evicted_.load(std::memory_order_relaxed); }
   void Scores(const void*, int64_t n, uint64_t* scores, ParallelFor&) const override {
     std::memset(scores, 0, static_cast<size_t>(n) * sizeof(uint64_t));
   }
@@ -142,6 +147,18 @@ class ShardedTable : public Table {
                 "The table has no epochs, for it is not bounded. Make it with a max_capacity.");
   }
 
+  const Expiry& expiry() const override { return ages_.expiry(); }
+  uint32_t Now() const override { return ages_.Now(); }
+  void SetStep(uint32_t step) override { ages_.SetStep(step); }
+  int64_t EvictSlice(const RowTest& test, PassCursor* cursor, int64_t most_rows,
+                     ParallelFor& threads) override;
+  void CountRanks(const RankDigit& digit, PassCursor* cursor, int64_t most_rows, int64_t* counts,
+                  ParallelFor& threads) const override;
+  int64_t PassLength() const override;
+
+  // Has evict_row(position) called for each row that goes by age, norm, frequency or rank, under its shard's
+  // lock. For who keeps something beside rows; before the table is used.
+  void OnEvicted(std::function<void(uint64_t)> evict_row) { on_evicted_ = std::move(evict_row); }
   // ---- For a table that keeps scores of this one's rows, and lets in one batch at a time
 
   struct Ranks {
@@ -188,11 +205,12 @@ class ShardedTable : public Table {
 
   // In read_range.h.
   // Looks up keys[begin, end) block by block under shared locks: check(shard) once for each shard of a block,
-  // which may throw; locate(i, number of shard, shard, row) -> pointer for each key that is there; then
-  // prefetch(shard, pointer) and some steps later visit(i, shard, pointer), with null for a missing key.
+  // which may throw; locate(i, number of shard, shard, row) -> pointer for each key that has a row; then
+  // prefetch(shard, pointer) and some steps later visit(i, shard, pointer), with null for a missing key: one
+  // without a row, or whose row has expired.
   template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
-  void ReadRange(const Key* keys, int64_t begin, int64_t end, const Check& check, const LocateRow& locate,
-                 const Prefetch& prefetch, const Visit& visit) const;
+  void ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const Check& check,
+                 const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const;
   // The same for all keys of a batch, shared out among the threads.
   template <class Check, class LocateRow, class Prefetch, class Visit>
   void ReadBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
@@ -200,32 +218,38 @@ class ShardedTable : public Table {
   // Copies the values of keys[begin, end) to their places, and calls missed(i) for the keys that are not
   // there.
   template <class Key, class Missed>
-  void ReadValues(const Key* keys, int64_t begin, int64_t end, const RowsOut& out, bool* found,
-                  const Missed& missed) const;
+  void ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const RowsOut& out,
+                  bool* found, const Missed& missed) const;
 
   // In write_groups.h.
   // Finds or makes the row of each key of a group, under the shard's exclusive lock: check(shard) first,
   // which may throw; prefetch_input(i) some steps ahead; write(shard, row, key, i, is_new) in the order of
   // the batch. hint(i) is the number of the row where key i was seen last, or kNoRow. With `existing_only`
-  // keys without a row are left out, and the padding key is always.
+  // keys without a row are left out, and the padding key is always. A row that has
+  // expired is none: it is made anew.
   // The shard is told of each row before it is written; with kOnlyNew, of new ones, for others are only read.
   template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
-  void WriteGroup(const ShardGroups::Group& group, bool existing_only, const Check& check, const Hint& hint,
-                  const PrefetchInput& prefetch_input, const Write& write);
+  void WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
+                  const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
+                  const Write& write);
   template <class Check, class PrefetchInput, class Write>
-  void WriteBatch(const void* keys, int64_t n, bool existing_only, ParallelFor& threads, const Check& check,
-                  const PrefetchInput& prefetch_input, const Write& write);
+  void WriteBatch(const BatchTime& time, const void* keys, int64_t n, bool existing_only,
+                  ParallelFor& threads, const Check& check, const PrefetchInput& prefetch_input,
+                  const Write& write);
+  // Gives the key of a row that has expired another, which may be the same memory. Throws std::bad_alloc; the
+  // old row may have gone then.
+  uint32_t Renew(int shard_number, uint64_t key, uint32_t row);
 
   // prepare(shard, n) for each shard, which may throw; then the named columns of each row, and
   // finish(shard, row, i).
   template <class Prepare, class Finish>
-  void WriteColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, bool existing_only,
-                    ParallelFor& threads, const Prepare& prepare, const Finish& finish);
+  void WriteColumns(const BatchTime& time, const void* keys, int64_t n, const std::vector<ColumnIn>& in,
+                    bool existing_only, ParallelFor& threads, const Prepare& prepare, const Finish& finish);
   bool IsZero(const char* value) const;
   // The keys of one shard in a training step. `offsets` are those of value and slots in a row.
-  ApplyCounts ApplyGroup(const ShardGroups::Group& group, const uint64_t* positions, const char* gradients,
-                         const Update& update, const RowUpdater& updater, const std::vector<int64_t>& offsets,
-                         Stamp stamp, const InitialValue& init);
+  ApplyCounts ApplyGroup(const BatchTime& time, const ShardGroups::Group& group, const uint64_t* positions,
+                         const char* gradients, const Update& update, const RowUpdater& updater,
+                         const std::vector<int64_t>& offsets, Stamp stamp, const InitialValue& init);
   // Keeps the keys of `misses` that are admitted, and writes what the others give. `admitted` may be null; where
   // it is not, first[i] is the frequency that a row of key i starts from.
   template <class Key>
@@ -233,8 +257,10 @@ class ShardedTable : public Table {
                        const Insertion& insertion, const InitialValue& init, AdmittedKeys* admitted,
                        uint32_t* first, ParallelFor& threads) const;
   // The second half of GatherOrInsert: keys that the lookup missed. `first` may be null.
-  void InsertMissed(const ShardGroups::Group& group, const InitialValue& init, Stamp stamp,
-                    const RowsOut& out, const uint32_t* first, bool* inserted);
+  void InsertMissed(const BatchTime& time, const ShardGroups::Group& group, const InitialValue& init,
+                    Stamp stamp, const RowsOut& out, const uint32_t* first, bool* inserted);
+  // The rows [begin, end) of a shard, those there are: how many of them went.
+  int64_t EvictRows(const RowTest& test, int shard_number, uint32_t begin, uint32_t end);
 
   // In copy_picks.h.
   // Copies those of the picked rows (shard << 32 | row) that are live and for which take(shard, row) holds, which
@@ -280,6 +306,12 @@ class ShardedTable : public Table {
   std::shared_ptr<const InitialValue> initial_;
   std::atomic<uint64_t> generation_{1};  // of layout_
   std::atomic<int64_t> skipped_updates_{0};
+  std::atomic<int64_t> looked_up_{0};  // see LookupCounts
+  std::atomic<int64_t> born_{0};
+  std::atomic<int64_t> held_back_{0};
+  RowAges ages_;
+  std::function<void(uint64_t)> on_evicted_;
+  std::atomic<int64_t> evicted_{0};  // by age, norm, frequency or rank
 
   Ranks ranks_;
   MomentGate gate_;

@@ -20,10 +20,10 @@ namespace {
 
 }  // namespace
 
-ApplyCounts ShardedTable::ApplyGroup(const ShardGroups::Group& group, const uint64_t* positions,
-                                     const char* gradients, const Update& update, const RowUpdater& updater,
-                                     const std::vector<int64_t>& offsets, Stamp stamp,
-                                     const InitialValue& init) {
+ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::Group& group,
+                                     const uint64_t* positions, const char* gradients, const Update& update,
+                                     const RowUpdater& updater, const std::vector<int64_t>& offsets,
+                                     Stamp stamp, const InitialValue& init) {
   const size_t n = static_cast<size_t>(group.count);
   const int64_t bytes = value_bytes_;
   const GradientSum sum(value_type_, dim_);
@@ -89,14 +89,14 @@ ApplyCounts ShardedTable::ApplyGroup(const ShardGroups::Group& group, const uint
   };
   const ShardGroups::Group each{group.shard, keys.data(), first.data(), distinct};
   if (positions == nullptr) {
-    WriteGroup<false>(each, stamp.existing_only, prepare, NoHint{}, prefetch_input, write);
+    WriteGroup<false>(time, each, stamp.existing_only, prepare, NoHint{}, prefetch_input, write);
   } else {
     const uint64_t shard = static_cast<uint64_t>(group.shard);
     const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
       const uint64_t position = positions[group.positions[i]];
       return position >> 32 == shard ? static_cast<uint32_t>(position) : BucketIndex::kNoRow;
     };
-    WriteGroup<false>(each, stamp.existing_only, prepare, hint, prefetch_input, write);
+    WriteGroup<false>(time, each, stamp.existing_only, prepare, hint, prefetch_input, write);
   }
   return counts;
 }
@@ -117,18 +117,22 @@ ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int
   const std::shared_ptr<const RowLayout> rows = layout();
   std::vector<int64_t> offsets = {0};
   for (const int column : slots.columns) offsets.push_back(rows->At(column, dim_, slots.generation).offset);
+  const BatchTime time = ages_.Begin();
+  stamp.ends_step = true;
+  stamp = ages_.StampAt(time, stamp);
   std::atomic<int64_t> updated{0};
   std::atomic<int64_t> skipped{0};
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
     RunTasks(threads, groups.size(), [&](int64_t g) {
-      const ApplyCounts counts = ApplyGroup(groups[g], positions, static_cast<const char*>(gradients), update,
-                                            updater, offsets, stamp, *init);
+      const ApplyCounts counts = ApplyGroup(time, groups[g], positions, static_cast<const char*>(gradients),
+                                            update, updater, offsets, stamp, *init);
       updated.fetch_add(counts.updated, std::memory_order_relaxed);
       skipped.fetch_add(counts.skipped, std::memory_order_relaxed);
     });
   });
+  ages_.End(stamp);
   skipped_updates_.fetch_add(skipped.load(), std::memory_order_relaxed);
   return {updated.load(), skipped.load()};
 }

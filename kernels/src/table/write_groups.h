@@ -24,8 +24,9 @@ inline void StampRow(RowStamp* row, Stamp stamp) {
 }
 
 template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
-void ShardedTable::WriteGroup(const ShardGroups::Group& group, bool existing_only, const Check& check,
-                              const Hint& hint, const PrefetchInput& prefetch_input, const Write& write) {
+void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
+                              const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
+                              const Write& write) {
   Shard& shard = *shards_[static_cast<size_t>(group.shard)];
   std::lock_guard<RwSpinlock> hold(shard.lock);
   check(shard);
@@ -83,10 +84,14 @@ void ShardedTable::WriteGroup(const ShardGroups::Group& group, bool existing_onl
     uint32_t row = found[static_cast<size_t>(i % kAhead)];
     const bool still = row != BucketIndex::kNoRow &&
                        (!has_hint(i) || (shard.rows.StampOf(row)->key == key && shard.rows.IsLive(row)));
+    const bool may_insert = !existing_only && padding_key_ != key;
     if (!still) {
-      const bool may_insert = !existing_only && padding_key_ != key;
       row = may_insert ? shard.FindOrInsert(key, Mix64(key), &is_new)
                        : shard.index.Find(key, shard.index.Home(Mix64(key)));
+    }
+    if (row != BucketIndex::kNoRow && !is_new && time.HasExpired(shard.rows.StampOf(row)->version)) {
+      row = may_insert ? Renew(group.shard, key, row) : BucketIndex::kNoRow;
+      is_new = may_insert;
     }
     if (i + kAhead < group.count) search_home(i + kAhead);  // takes the place of key i
     if (row == BucketIndex::kNoRow) continue;
@@ -100,15 +105,16 @@ void ShardedTable::WriteGroup(const ShardGroups::Group& group, bool existing_onl
 }
 
 template <class Check, class PrefetchInput, class Write>
-void ShardedTable::WriteBatch(const void* keys, int64_t n, bool existing_only, ParallelFor& threads,
-                              const Check& check, const PrefetchInput& prefetch_input, const Write& write) {
+void ShardedTable::WriteBatch(const BatchTime& time, const void* keys, int64_t n, bool existing_only,
+                              ParallelFor& threads, const Check& check, const PrefetchInput& prefetch_input,
+                              const Write& write) {
   CheckBatch(n);
   AwaitOwnRoomAside();
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
     RunTasks(threads, groups.size(), [&](int64_t g) {
-      WriteGroup<false>(groups[g], existing_only, check, NoHint{}, prefetch_input, write);
+      WriteGroup<false>(time, groups[g], existing_only, check, NoHint{}, prefetch_input, write);
     });
   });
 }

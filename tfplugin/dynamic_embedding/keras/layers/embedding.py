@@ -18,7 +18,7 @@ from tfplugin.dynamic_embedding.get_variable import get_variable, unused_name
 from tfplugin.dynamic_embedding.keras.layers.table_rows import TableRows, keys_of, table_rows
 from tfplugin.dynamic_embedding.partition import default_partition_fn
 from tfplugin.keys import refuse_keras_input
-from tfplugin.policies import Policies
+from tfplugin.policies import POLICY_ARGUMENTS, Policies
 
 _POLICIES = {
     cls.__name__: cls for cls in (restrict_policies.FrequencyRestrictPolicy, restrict_policies.TimestampRestrictPolicy)
@@ -156,7 +156,7 @@ class EmbeddingLayer:
             "restrict_policy": self._policy(kwargs.pop("restrict_policy", None)),
             "bp_v2": kwargs.pop("bp_v2", False),
             "short_file_name": short_file_name,
-            **{what: kwargs.pop(what) for what in ("enter_threshold", "admission", "padding_key") if what in kwargs},
+            **{what: kwargs.pop(what) for what in POLICY_ARGUMENTS if what in kwargs},
             "policies": Policies.from_json(policies) if (policies := kwargs.pop("policies", None)) else None,
         }
         kwargs.pop("dtype", None)  # is that of the values
