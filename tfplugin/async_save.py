@@ -73,6 +73,7 @@ def _copy(part: Any) -> tf.Tensor:
             dim=part.dim,
             max_capacity=part.max_capacity,
             eviction=part.eviction,
+            policies=part.policies.to_json(),
         )
     with tf.device(part.device):
         raw.kv_table_copy(copy, part.handle)

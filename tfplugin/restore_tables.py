@@ -14,8 +14,6 @@ from tfplugin.named_tables import name_of, names_there, newest_in, no_such
 from tfplugin.saveable import check_whole, restore_op
 
 _META = "-kvmeta"
-#: No restore of TensorFlow's, which numbers its own: optimizers keep the slots that they have.
-_NO_RESTORE = -1
 _PART = re.compile(r"^(?P<base>.*\.ATTRIBUTES/kv)_part_\d+$|^(?P<whole>.*)/part_\d+$", re.S)
 
 
@@ -59,7 +57,8 @@ def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None
         check_whole(table)
         for part in table._kv_parts:
             ops.append(restore_op(tf.constant(path), part, base, infix))
-            slot_binding.restored(part, _NO_RESTORE)
+            # Optimizers that came along with the table in an earlier restore keep to their slots.
+            slot_binding.restored(part, getattr(table, "_update_uid", -1))
         if tf.executing_eagerly():
             restored[name_of(table)] = int(table.size())
     return restored if tf.executing_eagerly() else tf.group(*ops, name="restore_tables")

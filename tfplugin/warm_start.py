@@ -246,7 +246,5 @@ def _fill_part(part: Any, source: _Source) -> tf.Tensor:
 
     begun = tf.numpy_function(stream.begin, [], tf.bool)
     begun.set_shape([])
-    _, rows = tf.while_loop(
-        lambda more, _: more, body, [begun, tf.constant(0, tf.int64)], parallel_iterations=1, back_prop=False
-    )
+    _, rows = tf.while_loop(lambda more, _: more, body, [begun, tf.constant(0, tf.int64)], parallel_iterations=1)
     return rows

@@ -33,9 +33,7 @@ def test_the_update_that_reaches_the_threshold_makes_the_row(admission, kind, de
     assert keys_of(v) == []
     step(v, optimizer, [1, 3, 9], f"{name}_l")
     assert keys_of(v) == [1]
-    np.testing.assert_array_equal(
-        v.lookup(tf.constant([1, 2, 9], tf.int64)), [[0.75, 0.75], [1.0, 1.0], [0.0, 0.0]]
-    )
+    np.testing.assert_array_equal(v.lookup(tf.constant([1, 2, 9], tf.int64)), [[0.75, 0.75], [1.0, 1.0], [0.0, 0.0]])
     step(v, optimizer, [2], f"{name}_l")
     assert keys_of(v) == [1, 2]
 
