@@ -267,14 +267,14 @@ def look_up(address: Address, table: str, keys: list[int]) -> tuple[np.ndarray, 
 
 
 def over_grpc(address: Address, model: str, signature: str, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """Asks the server as a client of TensorFlow Serving does, by its own stubs over gRPC: the one output."""
+    """Asks the server as a client of TensorFlow Serving does, by its own stubs over gRPC: rows, or the one output."""
     request = PredictRequest()
     request.model_spec.name, request.model_spec.signature_name = model, signature
     for name, array in inputs.items():
         request.inputs[name].CopyFrom(tf.make_tensor_proto(array))
     with grpc.insecure_channel(address.grpc) as channel:
-        (output,) = PredictionServiceStub(channel).Predict(request, timeout=60).outputs.values()
-    return tf.make_ndarray(output)
+        outputs = PredictionServiceStub(channel).Predict(request, timeout=60).outputs
+    return tf.make_ndarray(outputs["embeddings"] if "embeddings" in outputs else next(iter(outputs.values())))
 
 
 def over_rest(address: Address, inputs: dict[str, np.ndarray]) -> np.ndarray:

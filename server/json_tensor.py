@@ -180,7 +180,8 @@ def row_texts(array: Array, *, as_bytes: bool = False) -> list[bytes]:
             return _numbers(array.reshape(1, -1))[1:-1].split(b",")
         if array.ndim == 2:
             return [b"[" + text + b"]" for text in _numbers(array)[1:-1].split(b"],[")]
-    return [b"".join(text_blocks(item, as_bytes=as_bytes)) for item in array]
+    # An ellipsis, since an element of an array of strings is no array.
+    return [b"".join(text_blocks(array[i, ...], as_bytes=as_bytes)) for i in range(len(array))]
 
 
 def _numbers(rows: Array) -> bytes:

@@ -175,8 +175,8 @@ def _count(value: Any, what: str, of: str) -> int:
 class ExpireAfterSteps:
     """A row goes that `steps` steps in a row did not write.
 
-    A step is an update of the variable by an optimizer; `KvVariable.set_step` sets the number of them. As a policy of a
-    variable it is a hard bound: the row is there for the lookups of these steps, and for none after, whether it has
+    A step is an update of the variable by an optimizer; `KvVariable.set_step` sets the number of them. As a policy of
+    a variable it is a hard bound: the row is there for the lookups of these steps, and for none after, whether it has
     been collected or not. The versions of such a variable are steps, not seconds.
 
     Attributes:

@@ -73,8 +73,8 @@ def _refuse_padding(reader: TableReader, otherwise: Mapping[str, Any]) -> None:
     if isinstance(policies, dict) and "padding_key" in policies and not zeros:
         raise BadInputError(
             f"Exporting table '{reader.schema.name}': its lookups ask for initial values, and its padding key "
-            f"{policies['padding_key']} gives zeros instead, which stock operations do not tell apart. Take that key out "
-            "of the ids before the lookup (ragged or sparse ids), and build the variable without padding_key."
+            f"{policies['padding_key']} gives zeros instead, which stock operations do not tell apart. Take that key "
+            "out of the ids before the lookup (ragged or sparse ids), and build the variable without padding_key."
         )
 
 

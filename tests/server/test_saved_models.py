@@ -196,7 +196,7 @@ def test_tables_are_served_without_tensorflow(
     assert isinstance(store, TableStore) and sorted(store.tables) == ["ads/emb", "empty_emb", "user_emb"]
     client = TestClient(create_app(static_catalog(store), Settings()))
     answer = client.post("/v1/models/default:predict", json={"signature_name": "ads_emb", "instances": [-7]})
-    assert answer.json() == {"predictions": [[2.0, 2.125, 2.25, 2.375]]}
+    assert answer.json() == {"predictions": [{"embeddings": [2.0, 2.125, 2.25, 2.375], "found": True}]}
     with pytest.raises(MissingDependencyError, match=r"kvtools\[tensorflow\]"):
         open_store(folder)
 

@@ -299,7 +299,7 @@ def test_optimizers_and_slots_do_not_see_keys_that_wait(kind, partitioner, rows_
     step(free, [1])
     assert keys_of(v) == [1]
     np.testing.assert_array_equal(rows_of(v, [1]), rows_of(free, [1]))
-    part = [part for part in (list(v) if partitioner else [v]) if int(part.size())][0]
+    part = next(part for part in (list(v) if partitioner else [v]) if int(part.size()))
     (slot,) = part.slot_names()
     assert v.export(slot)[0].numpy().tolist() == [1]
     assert v.get_counting([1, 2, 3]).numpy().tolist() == [3, 1, 1]  # two lookups, and an update
@@ -466,7 +466,7 @@ def test_policies_that_cannot_be(made, says):
 
 
 def test_an_admission_that_is_none(make):
-    with pytest.raises(TypeError, match="admission must be one of tfplugin.policies' CountAdmission"):
+    with pytest.raises(TypeError, match=r"admission must be one of tfplugin.policies' CountAdmission"):
         make(admission=3)
     with pytest.raises(tf.errors.InvalidArgumentError, match="'v': counts are increased by 0 or more, got -1"):
         make().increase_counting([1], [-1])
@@ -476,7 +476,7 @@ def test_shared_variables_have_the_same_policies(session):
     with v1.variable_scope("s", reuse=v1.AUTO_REUSE):
         v = tfplugin.get_kv_variable("v", 2, enter_threshold=3)
         assert tfplugin.get_kv_variable("v", 2) is v
-        with pytest.raises(ValueError, match="share key-value variable s/v, but specified policies.*and found"):
+        with pytest.raises(ValueError, match=r"share key-value variable s/v, but specified policies.*and found"):
             tfplugin.get_kv_variable("v", 2, enter_threshold=4)
 
 

@@ -480,7 +480,7 @@ def test_tables_on_a_gpu_are_saved_whole_or_not_at_all():
     class OnGpu:
         name, ranks, device = "far:0", 1, "/device:GPU:0"
 
-    with pytest.raises(ValueError, match="'far:0' is in a GPU's memory.*delta_every=None"):
+    with pytest.raises(ValueError, match=r"'far:0' is in a GPU's memory.*delta_every=None"):
         checked({"far": OnGpu()}, increments=True)
     assert set(checked({"far": OnGpu()}, increments=False)) == {"far"}
 

@@ -51,7 +51,7 @@ def test_scatter_in_a_session(session, partitioner):
 def test_scatter_takes_indexed_slices(make):
     with pytest.raises(TypeError, match=r"scatter_div of key-value variable.*takes tf.IndexedSlices\(rows, keys\)"):
         make().scatter_div([[1.0]])
-    with pytest.raises(ValueError, match="scatter_max of key-value variable.*wants rows of shape"):
+    with pytest.raises(ValueError, match=r"scatter_max of key-value variable.*wants rows of shape"):
         make().scatter_max(tf.IndexedSlices(tf.ones([1, 3]), [1]))
 
 

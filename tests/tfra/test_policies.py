@@ -50,7 +50,7 @@ def test_layers_take_policies_and_keep_them_in_their_config(keras, layers, name)
 
 
 def test_tables_that_admit_every_key_say_so(name):
-    with pytest.raises(ValueError, match="tables of strings admit every key: hash them"):
+    with pytest.raises(ValueError, match="tables of strings have no policies: hash the keys"):
         de.Variable(key_dtype=tf.string, name=name, enter_threshold=2)
     with pytest.raises(ValueError, match="below must be 'initial', got 'zeros'"):
         de.Variable(name=name, admission=CountAdmission(2, "zeros"))
