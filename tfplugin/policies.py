@@ -330,7 +330,7 @@ class Policies:
       admits_on: ``"lookup"``: training lookups count; ``"update"``: updates do, of tables whose lookups insert nothing.
       padding_key: the key that never gets a row; None: there is none.
       expiry: which rows go.
-      expire_every: in how many updates every row is looked at about once, beside training; 0: never.
+      expire_every: in about how many updates the policies come round once, beside training; 0: never.
       expire_on_save: whether saves evict first.
     """
 

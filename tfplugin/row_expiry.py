@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,26 +47,7 @@ class RowExpiry:
           >>> int(v.evict(tfplugin.policies.KeepTop(1, by="norm")))
           1
         """
-        if not isinstance(policy, EVICTION_POLICIES):
-            kinds = ", ".join(kind.__name__ for kind in EVICTION_POLICIES)
-            raise TypeError(
-                f"evict of key-value variable '{self._name}': the policy must be one of tfplugin.policies' {kinds}; "
-                f"got {policy!r}."
-            )
-        search = tf.zeros([0], tf.int64)
-        if isinstance(policy, KeepTop) and len(self._kv_parts) > 1:
-            search = self._lowest_of_top(policy)
-        said = json.dumps(policy.fields())
-        return tf.add_n([raw.kv_table_evict(part.handle, search, policy=said) for part in self._kv_parts])
-
-    def _lowest_of_top(self, policy: KeepTop) -> tf.Tensor:
-        """The rank of the lowest row that all parts together keep; see KvTableCountRanks."""
-        search = tf.constant([0, 0, 0, policy.rows], tf.int64)
-        for _ in range(_DIGITS):
-            counts = [raw.kv_table_count_ranks(part.handle, search, by=policy.by) for part in self._kv_parts]
-            with tf.device("CPU:0"):
-                search = raw.kv_table_search_ranks(search, tf.add_n(counts), by=policy.by)
-        return search
+        return evict_rows(self._kv_parts, policy, f"key-value variable '{self._name}'")
 
     def step(self) -> tf.Tensor:
         """The step by which rows age: scalar int64.
@@ -108,3 +90,25 @@ class RowExpiry:
         """
         epoch = tf.cast(epoch, tf.int64)
         return tf.group(*[raw.kv_table_set_epoch(part.handle, epoch) for part in self._kv_parts])
+
+
+def evict_rows(parts: Sequence[Any], policy: EvictionPolicy, what: str) -> tf.Tensor:
+    """As `RowExpiry.evict`, of all these tables together. `what` they are is for the error."""
+    if not isinstance(policy, EVICTION_POLICIES):
+        kinds = ", ".join(kind.__name__ for kind in EVICTION_POLICIES)
+        raise TypeError(f"evict of {what}: the policy must be one of tfplugin.policies' {kinds}; got {policy!r}.")
+    search = tf.zeros([0], tf.int64)
+    if isinstance(policy, KeepTop) and len(parts) > 1:
+        search = _lowest_of_top(parts, policy)
+    said = json.dumps(policy.fields())
+    return tf.add_n([raw.kv_table_evict(part.handle, search, policy=said) for part in parts])
+
+
+def _lowest_of_top(parts: Sequence[Any], policy: KeepTop) -> tf.Tensor:
+    """The rank of the lowest row that all parts together keep; see KvTableCountRanks."""
+    search = tf.constant([0, 0, 0, policy.rows], tf.int64)
+    for _ in range(_DIGITS):
+        counts = [raw.kv_table_count_ranks(part.handle, search, by=policy.by) for part in parts]
+        with tf.device("CPU:0"):
+            search = raw.kv_table_search_ranks(search, tf.add_n(counts), by=policy.by)
+    return search

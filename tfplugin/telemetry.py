@@ -38,7 +38,8 @@ class TableSummary:
       births: rows that these have made.
       held_back: keys, duplicates included, that these did not find and that admission did not let in.
       hits: the share of `lookups` that found a row; None before the first.
-      evictions: rows that have gone for the sake of a capacity.
+      evictions: rows that have gone for the sake of a capacity, or by policies (see `expiry`): without a `max_capacity`
+        all have gone by these.
       zeroed_rows: rows there that a group penalty has made zeros.
       skipped_updates: updates left out because a gradient was not finite.
 

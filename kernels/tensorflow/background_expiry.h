@@ -1,4 +1,4 @@
-// The policies of a table, a slice after each update: every row is looked at about once in `expire_every`
+// The policies of a table, a slice after each update: all of them come round about once in `expire_every`
 // updates, or less often where that would hold training up.
 #pragma once
 

@@ -1,10 +1,29 @@
 #include "expiry.h"
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "background_expiry.h"
 
 namespace kvtools {
+namespace {
+
+// The passes over the table that a round of a sweep takes at most.
+int64_t PassesOf(const std::vector<kvtable::EvictPolicy>& policies) {
+  int64_t tests = 0;
+  int64_t top = 0;
+  for (const kvtable::EvictPolicy& policy : policies) {
+    if (policy.kind == kvtable::EvictPolicy::Kind::kKeepTop) {
+      top = kvtable::RankDigit::kDigits + 1;  // one to count each digit, and the one that removes
+    } else {
+      tests = 1;
+    }
+  }
+  return tests + top;
+}
+
+}  // namespace
 
 void ExpireBeforeSave(const TableConfig& config, kvtable::Table* table, kvtable::ParallelFor& threads) {
   kvtable::EvictExpired(table, threads);
@@ -25,14 +44,19 @@ void BackgroundExpiry::AfterUpdate(const std::shared_ptr<kvtable::Table>& table,
     debt_ = Clock::duration(0);
     return;
   }
-  int64_t rows = (table->PassLength() + every_ - 1) / every_;
+  // In every_ updates a whole round, not a pass: the rows that a KeepTop lets go wait for its last one.
+  const int64_t length = std::max<int64_t>(1, table->PassLength());
+  const double of_round = static_cast<double>(PassesOf(policies_)) / static_cast<double>(every_);
+  int64_t rows =
+      std::max<int64_t>(1, static_cast<int64_t>(std::ceil(static_cast<double>(length) * of_round)));
   if (on_gpu) {  // where a slice is one launch
-    sweep_.Run(table.get(), std::max<int64_t>(1, rows), threads);
+    for (; rows > 0; rows -= length) sweep_.Run(table.get(), std::min(rows, length), threads);
     return;
   }
   const auto granted = std::chrono::duration_cast<Clock::duration>((begin - last_end_) * kShare) - debt_;
   Clock::time_point now = begin;
-  for (; rows > 0 && now - begin < granted; rows -= kRowsAtATime, now = Clock::now()) {
+  // A slice ends with its pass: of a small table it is counted as what there was.
+  for (; rows > 0 && now - begin < granted; rows -= std::min(length, kRowsAtATime), now = Clock::now()) {
     sweep_.Run(table.get(), std::min(rows, kRowsAtATime), threads);
   }
   debt_ = std::max(Clock::duration(0), (now - begin) - granted);

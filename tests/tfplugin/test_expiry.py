@@ -173,6 +173,19 @@ def test_expiry_goes_on_beside_training_in_functions(make, partitioner):
     assert int(v.size()) == 1 and v.contains([1]).numpy().all()
 
 
+def test_the_top_rows_are_left_beside_training_in_about_the_updates_that_were_said(make):
+    v = make(dim=1, expiry=KeepTop(50), expire_every=5, initializer=1.0)
+    optimizer = sgd()
+    train(v, optimizer, [1])
+    v.upsert(np.arange(2000), tf.ones([2000, 1]))
+    updates = 0
+    while int(v.size()) > 60 and updates < 100:
+        train(v, optimizer, [1])
+        updates += 1
+    assert updates <= 25  # a round is under way when the rows come; and it takes no more than its share of the time
+    assert v.contains([1]).numpy().all()
+
+
 def test_expiry_goes_on_beside_training_in_sessions(session):
     v = tfplugin.get_kv_variable("v", 1, initializer=1.0, expiry=ExpireAfterSteps(2), expire_every=1)
     keys = v1.placeholder(tf.int64, [None])

@@ -9,7 +9,7 @@ import tf_keras
 
 from tfplugin import dynamic_embedding as de
 from tfplugin.dynamic_embedding import tf_keras as de_tf_keras
-from tfplugin.policies import BloomAdmission, CountAdmission, Policies
+from tfplugin.policies import BloomAdmission, CountAdmission, ExpireBelowNorm, KeepTop, Policies
 
 
 def keys_of(variable):
@@ -60,3 +60,16 @@ def test_tables_that_admit_every_key_say_so(name):
     assert de.get_variable(name, dim=2) is v
     with pytest.raises(ValueError, match=f"variable {name} exists with policies.*wanted"):
         de.get_variable(name, dim=2, enter_threshold=4)
+
+
+def test_rows_are_evicted_on_demand_by_the_top_of_all_tables(devices, name):
+    v = de.Variable(dim=1, name=name, devices=devices)
+    v.upsert(tf.range(10, dtype=tf.int64), tf.reshape(tf.range(10.0), [10, 1]))
+    assert int(v.evict(ExpireBelowNorm(2.0))) == 2
+    assert int(tf.function(lambda: v.evict(KeepTop(3, by="norm")))()) == 5
+    assert keys_of(v) == [7, 8, 9]
+    with pytest.raises(TypeError, match=f"evict of dynamic embedding variable '{name}'.*KeepTop; got 3"):
+        v.evict(3)
+    strings = de.Variable(key_dtype=tf.string, name=f"{name}_strings")
+    with pytest.raises(ValueError, match=r"tables of strings.* expire no rows. Take remove\(keys\)"):
+        strings.evict(KeepTop(3))

@@ -28,6 +28,7 @@ from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.policies import Admission, EvictionPolicy, Policies, resolve
+from tfplugin.row_expiry import evict_rows
 
 _log = logging.getLogger("tfplugin")
 
@@ -219,6 +220,34 @@ class Variable(VariableFiles, ShardedTable):
             _log.warning("restrict of %r does nothing: it has no restrict_policy.", self)
             return None
         return self.restrict_policy.apply_restriction(num_reserved, **kwargs)
+
+    def evict(self, policy: EvictionPolicy) -> tf.Tensor:
+        """Removes the rows that a policy names, slots and all, and those that have expired.
+
+        Args:
+          policy: one of `tfplugin.policies`' `ExpireAfterSteps`, `ExpireAfterSeconds`, `ExpireBelowNorm`,
+            `ExpireBelowFrequency` and `KeepTop`, which keeps the top rows of all tables together.
+
+        Returns:
+          How many rows went: scalar int64. In a graph they go when it is run.
+
+        Raises:
+          TypeError: `policy` is none of these.
+          ValueError: tables of strings, or in Redis, whose rows stay until they are removed.
+          tf.errors.FailedPreconditionError: an age in steps of tables that do not count steps, or the other way round.
+
+        Example:
+          >>> v = de.Variable(dim=1, name="ad")
+          >>> v.upsert([1, 2], [[0.5], [3.0]])
+          >>> int(v.evict(tfplugin.policies.KeepTop(1, by="norm")))
+          1
+        """
+        if self.value_dtype == tf.string or self.names is not None or self.rows_elsewhere or not self.parts:
+            raise ValueError(
+                f"evict of {self!r}: tables of strings, and tables in Redis, expire no rows. Take remove(keys), or "
+                "restrict(num_reserved) with a restrict_policy."
+            )
+        return evict_rows(self._kv_parts, policy, f"dynamic embedding variable '{self.name}'")
 
     # ---- Lookups for training ----------------------------------------------------------------------------------------
 
