@@ -106,7 +106,8 @@ def _print_log(logs: Sequence[MemberLog]) -> None:
             if one.recorded_born not in (None, one.born):
                 print(
                     f"note: {shown(log.member)}: {shown(one.table)}: by its record {one.recorded_born:,} rows were"
-                    " born: a key that went and came again since the member before counts as born there, as changed here"
+                    " born: a key that went and came again since the member before counts as born there, and as"
+                    " changed here"
                 )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtools.chain import chain_to, member_of
+from kvtools.chain_place import is_chain
 from kvtools.cli.bars import bar_chart, percent, shows_blocks
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
@@ -84,7 +85,7 @@ def run(
 def _heading(path: str, checkpoint: Checkpoint) -> str:
     """Return what was read: a checkpoint and its dialect, or a chain, which goes by its folder, and its members."""
     last = member_of(checkpoint.path)
-    if last is None or last.kind != "delta":
+    if last is None or last.kind != "delta" or not is_chain(path):
         return f"{checkpoint.path} ({checkpoint.dialect})"
     try:
         first = min(member.number for member in chain_to(last))
