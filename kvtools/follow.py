@@ -99,11 +99,13 @@ class ChainWalk:
         if changed == self._seen and now < self._due:
             return None
         found = members(self.folder, self.name)
+        there = {member.prefix for member in found}
+        self._bad = {prefix: bad for prefix, bad in self._bad.items() if prefix in there}
         step = self._choose(found)
         if step is None:
             # Changes in the tick of the clock in which it was listed would look like none.
             self._seen = changed if time.time() - changed / 1e9 > _STILL_CHANGING else 0
-            self._due = min((bad.again for bad in self._bad.values()), default=now + 3600)
+            self._due = now + (_TRIED_AGAIN if self._bad else 3600)
             if self.position and not any(member.number > self.position.sequence for member in found):
                 self.behind = None
                 self.trouble = ""
@@ -123,7 +125,7 @@ class ChainWalk:
     def resume(self, position: Position) -> None:
         """Go on from a position that was kept, such as that of a process before."""
         self.position = position
-        self._known = {}
+        self._known = {position.sequence: ()}  # whether that is what lies there now, is still to be seen
         self._seen = 0
 
     def refuse(self, member: Member, error: Exception, reason: Reason | None = None) -> None:
@@ -132,12 +134,18 @@ class ChainWalk:
             reason = error.reason if isinstance(error, ChainError) else "damaged"
         message = one_line(str(error))
         stamp = _stamp(member)
+        if not stamp:  # it was removed meanwhile, as members before a newer full are
+            return
         before = self._bad.get(member.prefix)
         self._bad[member.prefix] = _Refused(stamp, message, time.monotonic() + _TRIED_AGAIN)
         self.trouble = message
         if before is None or (before.stamp, before.message) != (stamp, message):
             self.refused[reason] = self.refused.get(reason, 0) + 1
             self.on_refused(ChainError(message, reason))
+
+    @property
+    def _at(self) -> int:
+        return -1 if self.position is None else self.position.sequence
 
     def _choose(self, found: list[Member]) -> Step | None:
         fulls = {member.number: member for member in found if member.kind == "full"}
@@ -167,6 +175,8 @@ class ChainWalk:
                     f" which comes after {at}; what was applied stays until it comes, or a newer full"
                 )
                 self.refuse(increments[first], ChainError(message, "gap"))
+        if step is None and self._is_rewritten(found):
+            return self._newest_full(found, fulls, -1)
         return step
 
     def _newest_full(self, found: list[Member], fulls: dict[int, Member], above: int) -> Step | None:

@@ -201,6 +201,50 @@ def test_another_past_of_the_same_number_is_gone_over_to_by_its_full(writer: Cha
     assert walk.again() == ["ckpt-1", "ckpt-2.delta"]
 
 
+def test_another_run_that_has_gone_past_is_gone_over_to_at_once(writer: ChainWriter) -> None:
+    walk = Walk(writer.folder)
+    walk.steps()
+    before = walk.position
+    shutil.rmtree(writer.folder)
+    other = ChainWriter(writer.folder, {"emb": 2})
+    other.put("emb", [1], 1)
+    other.full()
+    for number in range(6):
+        other.put("emb", [number], 1)
+        other.increment()
+    names = ["ckpt-1", *(f"ckpt-{number}.delta" for number in range(2, 8))]
+    assert walk.again() == names
+    assert walk.refused == {"other-chain": 1}
+    again = Walk(writer.folder)
+    assert before is not None
+    again.resume(before)  # as one that was stopped meanwhile
+    assert again.steps() == names
+
+
+def test_a_member_that_is_removed_while_it_is_looked_at_is_no_fault(writer: ChainWriter) -> None:
+    walk = Walk(writer.folder)
+    walk.steps()
+    writer.put("emb", [1], 5)
+    gone = writer.increment()
+    step = walk.next()
+    assert step is not None
+    without(gone)
+    walk.refuse(step.member, BadInputError("its index is not there"))
+    assert not walk.told and not walk.refused and walk.steps() == []
+
+
+def test_one_that_goes_on_does_not_begin_anew(writer: ChainWriter) -> None:
+    walk = Walk(writer.folder)
+    walk.steps()
+    again = Walk(writer.folder)
+    assert walk.position is not None
+    again.resume(walk.position)
+    assert again.steps() == []
+    writer.put("emb", [1], 5)
+    writer.increment()
+    assert again.steps() == ["ckpt-5.delta"] and not again.told
+
+
 def test_an_ordinary_checkpoint_manager_is_followed_full_by_full(writer: ChainWriter, tmp_path: Path) -> None:
     source = open_checkpoint(writer.folder / "ckpt-1")
     folder = tmp_path / "plain"

@@ -213,6 +213,13 @@ def test_a_start_goes_on_from_the_folded_file_and_from_the_chain_without_it(
     other.full()
     assert_serves(follow(), other)
     assert loaded == ["ckpt-1"]
+    # Nor one that another run of the same numbers has gone past.
+    for _ in range(4):
+        other.put("emb", [7], other.number)
+        other.increment()
+    loaded.clear()
+    assert_serves(follow(), other)
+    assert loaded == ["ckpt-1"]
     # And a damaged one neither.
     for path in (tmp_path / "cache").glob("*.kvsnap"):
         path.write_bytes(path.read_bytes()[:-9])
