@@ -139,8 +139,8 @@ def get_kv_variable(
         all parts together: each gets its share, rounded up.
       eviction: which rows go first: ``"lru"``, those that training looked up or wrote least recently; ``"lfu"``, least
         often; ``"custom"``, those of the lowest score that `KvVariable.set_scores` gave; ``"epoch_lru"`` and
-        ``"epoch_lfu"``, those last touched in the lowest epoch (`KvVariable.set_epoch`), and of one epoch least recently
-        or least often.
+        ``"epoch_lfu"``, those last touched in the lowest epoch (`KvVariable.set_epoch`), and of one epoch least
+        recently or least often.
       max_hbm: of a variable on a GPU, the bytes of its memory that rows may take, slots included; rows beyond lie in
         pinned host memory, and those that are touched often change places with others. With a partitioner it is for
         each part. None: no bound.

@@ -394,8 +394,8 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         return raw.kv_table_contains(self._handle, self.keys_tensor(keys), name=name)
 
     def stamps(self, keys: Any, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Frequency (updates so far) and version (Unix time of the last write; with `ExpireAfterSteps` its step) of keys:
-        uint32, shape of keys."""
+        """Frequency (updates so far) and version (Unix time of the last write; with `ExpireAfterSteps` its step) of
+        keys: uint32, shape of keys."""
         freqs, versions = raw.kv_table_stamps(self._handle, self.keys_tensor(keys), name=name)
         return freqs, versions
 
@@ -412,7 +412,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         return raw.kv_table_update_counts(self._handle, name=name).skipped_updates
 
     def evicted_rows(self, name: str | None = None) -> tf.Tensor:
-        """How many rows the table has evicted since it was initialized, for its capacity or by policies: scalar int64."""
+        """How many rows the table has evicted since it was initialized, for its capacity or by policies: int64 []."""
         return raw.kv_table_update_counts(self._handle, name=name).evicted_rows
 
     def size(self, name: str | None = None) -> tf.Tensor:

@@ -49,8 +49,8 @@ class RowExpiry:
         if not isinstance(policy, EVICTION_POLICIES):
             kinds = ", ".join(kind.__name__ for kind in EVICTION_POLICIES)
             raise TypeError(
-                f"evict of key-value variable '{self._name}': the policy must be one of tfplugin.policies' {kinds}; got "
-                f"{policy!r}."
+                f"evict of key-value variable '{self._name}': the policy must be one of tfplugin.policies' {kinds}; "
+                f"got {policy!r}."
             )
         search = tf.zeros([0], tf.int64)
         if isinstance(policy, KeepTop) and len(self._kv_parts) > 1:

@@ -97,7 +97,8 @@ STRATEGY_TASK = """
 import sys, json, tensorflow as tf
 if sys.argv[4] == "with tables":
     import tfplugin
-server = tf.distribute.Server(json.loads(sys.argv[1]), job_name=sys.argv[2], task_index=int(sys.argv[3]), protocol="grpc")
+cluster, job, task = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+server = tf.distribute.Server(cluster, job_name=job, task_index=task, protocol="grpc")
 print("ready", flush=True)
 server.join()
 """

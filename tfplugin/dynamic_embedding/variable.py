@@ -327,8 +327,8 @@ def table_policies(
         raise ValueError(f"{what}: tables of strings have no policies: hash the keys (tf.strings.to_hash_bucket_fast).")
     if not isinstance(kv_creator, EngineTableCreator):
         raise ValueError(
-            f"{what}: the tables of a {type(kv_creator).__name__} admit every key and expire none: leave enter_threshold, "
-            "admission, padding_key and expiry out, or take a CuckooHashTableCreator."
+            f"{what}: the tables of a {type(kv_creator).__name__} admit every key and expire none: leave "
+            "enter_threshold, admission, padding_key and expiry out, or take a CuckooHashTableCreator."
         )
     if policies.admission is not None and policies.admission.below != "initial":
         raise ValueError(

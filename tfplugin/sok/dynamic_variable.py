@@ -52,8 +52,8 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
       max_capacity: with ``"hybrid"``: the most rows that this rank keeps; further ones evict others.
       evict_strategy: with max_capacity: ``"kLru"`` (default), ``"kLfu"``, or ``"kCustomized"`` (by `set_scores`).
       filter_ratio: the share of new keys that `lookup_sparse` admits where it is asked to filter.
-      expiry, expire_every, expire_on_save: which rows go, and when, as for `tfplugin.get_kv_variable`; each rank expires
-        its own, and `KeepTop` is for each rank.
+      expiry, expire_every, expire_on_save: which rows go, and when, as for `tfplugin.get_kv_variable`; each rank
+        expires its own, and `KeepTop` is for each rank.
       enter_threshold, admission, padding_key: as for `tfplugin.get_kv_variable`, of every lookup. Each rank counts its
         own keys; a key that several ranks look up in a step comes once from each.
       max_hbm_for_vectors, max_load_factor, max_bucket_size, block_size, device_id, io_by_cpu: accepted; they tune hash

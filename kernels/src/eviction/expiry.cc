@@ -113,8 +113,7 @@ Expiry ExpiryOf(const std::vector<EvictPolicy>& policies) {
 
 int64_t EvictBelow(Table* table, RankBy by, const RowRank& least_rank, ParallelFor& threads) {
   PassCursor cursor;
-  return least_rank == RowRank() ? 0
-                                 : table->EvictSlice(TestOf(by, least_rank), &cursor, kAllRows, threads);
+  return least_rank == RowRank() ? 0 : table->EvictSlice(TestOf(by, least_rank), &cursor, kAllRows, threads);
 }
 
 int64_t EvictExpired(Table* table, ParallelFor& threads) {

@@ -143,8 +143,8 @@ void ShardedTable::ReadBatch(const void* keys, int64_t n, ParallelFor& threads, 
     using Key = decltype(k);
     const Ranges ranges(n, kLeastKeysPerTask, threads);
     RunTasks(threads, ranges.count(), [&](int64_t r) {
-      ReadRange(time, static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), check, locate,
-                prefetch, visit);
+      ReadRange(time, static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), check, locate, prefetch,
+                visit);
     });
   });
 }
