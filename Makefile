@@ -16,10 +16,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
 # The C++ tests that are about threads.
-CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test
+CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test expiry_test
 
 .PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
-  bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-export bench-saves bench-sok bench-gpu docs clean
+  bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-export bench-saves bench-sok bench-gpu docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -133,6 +133,9 @@ bench-swaps: setup ## half an hour of new versions under load: latencies in swap
 
 bench-fresh: setup ## from the end of a training step to its rows in answers of kvtools serve --follow; the price for training
 	$(BIN)/python benchmarks/fresh.py
+
+bench-expiry: setup ## what expiry beside training costs a step, beside a table that expires nothing
+	$(BIN)/python benchmarks/expiry.py
 
 bench-export: setup ## exported models: size, load, memory, speed and AUC of each kind; the indexes; the speed of an export
 	$(BIN)/python benchmarks/export_models.py

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from kvtools.chain import ChainError, Member, fingerprint, members
+from kvtools.chain import ChainError, Member, fingerprint, members, record_of
 from kvtools.dialects.chunk import KEYS_AND_VALUES
 from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError, one_line
@@ -101,7 +101,8 @@ class Follower:
         if self._store is None and not self._settings.wait:
             raise BadInputError(f"following '{self._folder}': {self._why_none()}")
         if self._store is None:
-            log.warning("model '%s': %s; waiting for it", self.model, self._why_none())
+            why = self._trouble or self._said or "there is no full checkpoint in this folder"
+            log.warning("model '%s': %s; waiting for it", self.model, why)
 
     def go_on(self) -> None:
         """Follow from now on, in the background."""
@@ -348,13 +349,16 @@ class Follower:
         log.error("model '%s': refused (%s): %s (%s)", self.model, error.reason, one_line(str(error)), stays)
 
     def _say(self, trouble: str) -> None:
-        if trouble and trouble != self._said:
+        beginning = self._store is None and not self._threads[0].is_alive()  # `load` says it
+        if trouble and trouble != self._said and not beginning:
             log.warning("model '%s': %s", self.model, trouble)
         self._said = trouble
 
     def _why_none(self) -> str:
-        if self._trouble or self._said:
-            return self._trouble or self._said
+        if self._trouble:
+            return self._trouble
+        if self._said:
+            return f"{self._said}; --wait waits for it"
         return "there is no full checkpoint in this folder; --wait waits for one"
 
 
@@ -366,12 +370,24 @@ def _goes_on_from(found: list[Member], position: Position) -> bool:
     """Tell whether the chain in a folder is still the one that a position is of."""
     here = [member for member in found if member.number == position.sequence]
     try:
-        if any(fingerprint(member.prefix) in position.follows for member in here):
-            return True
+        if here:
+            return any(_is_of(member, position) for member in here)
+        # What is before the newest full may have been removed: the next increment says what it follows.
+        for member in found:
+            if member.number == position.sequence + 1 and member.kind == "delta":
+                previous = None if (record := record_of(member)) is None else record.previous
+                return previous is not None and previous.fingerprint in position.follows
     except KvtoolsError:
-        return False
-    # Members up to there may have been removed; whether the next one follows, the walk says.
-    return any(member.number == position.sequence + 1 and member.kind == "delta" for member in found)
+        pass
+    return False
+
+
+def _is_of(member: Member, position: Position) -> bool:
+    """Tell whether a member is the one that a position is of, or the full of its moment."""
+    if fingerprint(member.prefix) in position.follows:
+        return True
+    previous = None if (record := record_of(member)) is None else record.previous
+    return member.kind == "full" and previous is not None and previous.fingerprint in position.follows
 
 
 def _reaches(found: list[Member], sequence: int, number: int) -> bool:

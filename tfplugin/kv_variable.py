@@ -394,8 +394,10 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         return raw.kv_table_contains(self._handle, self.keys_tensor(keys), name=name)
 
     def stamps(self, keys: Any, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Frequency (updates so far) and version (Unix time of the last write; with `ExpireAfterSteps` its step) of
-        keys: uint32, shape of keys."""
+        """Frequency (updates so far) and version (Unix time of the last write) of keys: uint32, shape of keys.
+
+        With `ExpireAfterSteps` the version is the step of the last write.
+        """
         freqs, versions = raw.kv_table_stamps(self._handle, self.keys_tensor(keys), name=name)
         return freqs, versions
 
@@ -412,7 +414,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         return raw.kv_table_update_counts(self._handle, name=name).skipped_updates
 
     def evicted_rows(self, name: str | None = None) -> tf.Tensor:
-        """How many rows the table has evicted since it was initialized, for its capacity or by policies: int64 []."""
+        """How many rows were evicted since the table was initialized, for its capacity or by policies: scalar int64."""
         return raw.kv_table_update_counts(self._handle, name=name).evicted_rows
 
     def size(self, name: str | None = None) -> tf.Tensor:

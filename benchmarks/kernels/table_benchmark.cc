@@ -346,12 +346,12 @@ void Expiries(const Flags& flags, ParallelFor& threads, Json* json) {
     const MemoryUse use = table->Memory();
     return static_cast<double>(use.row_bytes + use.slack_bytes + use.index_bytes + use.column_bytes);
   };
-  // Rows in no order of what they go by.
+  // Rows in no order of what they go by; those that come later take the places of the low ones that went.
   const auto fill = [&] {
     ForBatches(count - table->Size(), kBatch, [&](int64_t, int64_t n) {
       for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
         keys[i] = KeyOfRow(next_row++);
-        const bool low = (Mix64(keys[i]) >> 20 & 1) != 0;
+        const bool low = next_row > count || (Mix64(keys[i]) >> 20 & 1) != 0;
         freqs[i] = low ? 1 : 9;
         versions[i] = low ? step - 900 : step - 1;
         std::fill_n(rows.begin() + static_cast<int64_t>(i) * kDim, kDim, low ? 0.1f : 1.0f);

@@ -17,7 +17,7 @@ class BackgroundExpiry {
  public:
   // The share of the time between the ends of two updates that a slice may take. What it takes more, because a
   // few rows are looked at at a time, is taken off the next ones.
-  static constexpr double kShare = 0.04;
+  static constexpr double kShare = 0.02;
 
   BackgroundExpiry(std::vector<kvtable::EvictPolicy> policies, int64_t every)
       : policies_(std::move(policies)), every_(every), sweep_(policies_) {}

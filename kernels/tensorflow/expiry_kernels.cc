@@ -203,7 +203,8 @@ class SetEpochOp : public TableKernel {
 
 KVTOOLS_REGISTER(Name("KvTableEvict").HostMemory("search").HostMemory("evicted"), EvictOp);
 KVTOOLS_REGISTER(Name("KvTableCountRanks").HostMemory("search").HostMemory("counts"), CountRanksOp);
-KVTOOLS_REGISTER_ON(tensorflow::DEVICE_CPU, Name("KvTableSearchRanks"), SearchRanksOp);
+KVTOOLS_REGISTER(Name("KvTableSearchRanks").HostMemory("search").HostMemory("counts").HostMemory("found"),
+                 SearchRanksOp);
 KVTOOLS_REGISTER(Name("KvTableStep").HostMemory("step").HostMemory("now"), StepOp);
 KVTOOLS_REGISTER(Name("KvTableSetEpoch").HostMemory("epoch"), SetEpochOp);
 

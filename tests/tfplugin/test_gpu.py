@@ -32,6 +32,7 @@ FILES = [
     "test_admission.py",
     "test_checkpoint.py",
     "test_eviction.py",
+    "test_expiry.py",
     "test_fused_optimizers.py",
     "test_gradients.py",
     "test_lookup.py",

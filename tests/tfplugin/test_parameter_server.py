@@ -149,7 +149,27 @@ for batch in keys:
 coordinator.join()
 distinct, counts = np.unique(keys, return_counts=True)
 updates = np.array([sum(key in batch for batch in keys) for key in distinct])
-rows = tf.nn.embedding_lookup(table, distinct).numpy()
+none_lost = bool((tf.nn.embedding_lookup(table, distinct).numpy() == -counts[:, None]).all())
+stamped = bool((table.stamps(distinct)[0].numpy() == updates).all())
+manager = tfplugin.CheckpointManager(tf.train.Checkpoint(table=table, weight=weight), sys.argv[2] + "-chain")
+manager.save()
+for part in table:
+    part.remove([1, 2, 3, 4])
+for batch in ([1, 2], [1, 5], [100, 101]):
+    coordinator.schedule(step, args=(tf.constant(batch, tf.int64),))
+coordinator.join()
+manager.save()
+manager.sync()
+members = sorted(os.path.basename(path) for path in tf.io.gfile.glob(sys.argv[2] + "-chain/*.index"))
+later = np.sort(np.concatenate([part.export()[0].numpy() for part in table]))
+later_rows = table.sparse_read(later, training=False).numpy()
+followed = tfplugin.get_kv_variable("followed", 2)
+chained = tfplugin.CheckpointManager(tf.train.Checkpoint(table=followed), sys.argv[2] + "-chain")
+chained.restore_or_initialize()
+folded = np.sort(followed.export()[0].numpy()).tolist() == later.tolist()
+folded = folded and bool((followed.sparse_read(later, training=False).numpy() == later_rows).all())
+rows = table.sparse_read(distinct, training=False).numpy()
+weight.assign([-99.0, -99.0])
 path = tf.train.Checkpoint(table=table, other=other, weight=weight).save(sys.argv[2])
 for part in table:
     part.clear()
@@ -163,13 +183,15 @@ print(json.dumps({
     "errors": errors,
     "devices": [part.device for part in table] + [part.device for part in other],
     "whole": whole.device,
-    "none lost": bool((rows == -counts[:, None]).all()),
-    "stamped once a step": bool((table.stamps(distinct)[0].numpy() == updates).all()),
+    "members": members,
+    "folded": folded,
+    "none lost": none_lost,
+    "stamped once a step": stamped,
     "dense": weight.numpy().tolist(),
     "emptied": emptied,
     "restored": bool((again == rows).all()),
     "restored in one part": bool((whole.sparse_read(distinct, training=False).numpy() == rows).all()),
-    "size": [int(table.size()), int(whole.size()), len(distinct)],
+    "size": [int(table.size()), int(whole.size()), len(later)],
 }))
 """
 
@@ -216,6 +238,7 @@ def test_two_workers_and_two_servers_lose_no_update(tmp_path):
     assert "tfplugin.apply_in_backward(table, optimizer)" in said["errors"][0]
     assert said["none lost"] and said["stamped once a step"]
     assert said["dense"] == [-99.0, -99.0]
+    assert said["members"] == ["ckpt-1.index", "ckpt-2.delta.index"] and said["folded"]
     assert said["emptied"] == 0 and said["restored"] and said["restored in one part"]
     assert said["size"] == [said["size"][2]] * 3
 

@@ -89,7 +89,8 @@ void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& g
       row = may_insert ? shard.FindOrInsert(key, Mix64(key), &is_new)
                        : shard.index.Find(key, shard.index.Home(Mix64(key)));
     }
-    if (row != BucketIndex::kNoRow && !is_new && time.HasExpired(shard.rows.StampOf(row)->version)) {
+    if (time.expired_before != 0 && row != BucketIndex::kNoRow && !is_new &&
+        time.HasExpired(shard.rows.StampOf(row)->version)) {
       row = may_insert ? Renew(group.shard, key, row) : BucketIndex::kNoRow;
       is_new = may_insert;
     }
