@@ -30,7 +30,8 @@ def run(
     poll: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look for something new.")] = 0.1,
     once: Annotated[bool, typer.Option("--once", help="End when all that is there now is applied.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace tables that are there and that no chain was followed with.")
+        bool,
+        typer.Option("--force", help="Begin anew from the newest full, and replace what is there, whose ever it is."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +51,10 @@ def run(
         raise UsageError(f"following '{chain}': got --to {to}, expected a Redis, such as redis://localhost:6379/0")
     if not 0.01 <= poll <= 3600:
         raise UsageError(f"following '{chain}': got --poll {poll:g}, expected 0.01 to 3600")
+    from kvtools.follow import expect_folder
     from kvtools.follow_redis import RedisFollower
+
+    expect_folder(chain)
 
     def refused(error: ChainError) -> None:
         print(f"kvtools: refused ({error.reason}): {one_line(str(error))}", file=sys.stderr, flush=True)

@@ -101,6 +101,14 @@ def _print_log(logs: Sequence[MemberLog]) -> None:
                 if keys:
                     more = ", ..." if count > len(keys) else ""
                     print(f"{shown(log.member)}: {shown(one.table)}: {kind} {', '.join(map(str, keys))}{more}")
+    for log in logs:
+        for one in log.tables:
+            if one.recorded_born not in (None, one.born):
+                print(
+                    f"note: {shown(log.member)}: {shown(one.table)}: by its record {one.recorded_born:,} rows were"
+                    " born: a key that went and came again since the member before counts as born there, and as"
+                    " changed here"
+                )
 
 
 def _print_life(events: Sequence[KeyEvent]) -> None:

@@ -195,7 +195,16 @@ def print_merged(merged: list[Merged]) -> None:
     """Print what became of the rows of each merged table, and an empty line."""
     print(
         columns(
-            ["merged table", "sources", "rows read", "rows", "keys in several", "repeated", "deleted"],
+            [
+                "merged table",
+                "sources",
+                "rows read",
+                "rows",
+                "keys in several",
+                "repeated",
+                "rows deleted",
+                "keys gone",
+            ],
             [
                 [
                     shown(one.table),
@@ -205,10 +214,11 @@ def print_merged(merged: list[Merged]) -> None:
                     f"{one.conflicts:,}",
                     f"{one.repeated:,}",
                     f"{one.deleted:,}",
+                    f"{one.gone:,}",
                 ]
                 for one in merged
             ],
-            right=frozenset({1, 2, 3, 4, 5, 6}),
+            right=frozenset({1, 2, 3, 4, 5, 6, 7}),
         )
     )
     print()

@@ -316,10 +316,14 @@ def run(
 
 def _chains(texts: Sequence[str], model_name: str) -> tuple[tuple[str, str], ...]:
     """Return names and folders of the chains to follow; raises `UsageError` for what is none, or named twice."""
+    from kvtools.follow import expect_folder
+
     chains: dict[str, str] = {}
     for text in texts:
         named = None if Path(text).exists() else _NAMED.fullmatch(text)
         name, path = (named[1], named[2]) if named else (model_name, text)
+        if "://" not in path:
+            expect_folder(Path(path))
         if "://" in path or Path(path).is_file():
             raise UsageError(f"following '{path}': expected a folder of checkpoints and increments; see docs/chain.md")
         if name in chains:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtools.chain import chain_to, member_of
+from kvtools.chain_place import is_chain
 from kvtools.cli.bars import bar_chart, percent, shows_blocks
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
@@ -25,7 +27,9 @@ from kvtools.cli.options import (
     engine_named,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.schema import TableSchema, VersionUnit
+from kvtools.errors import BadInputError
 from kvtools.histogram import BINS_PER_DECADE, VersionHistogram
 from kvtools.stats import ColumnStats, TableStats, describe_stats, table_stats
 
@@ -61,13 +65,14 @@ def run(
     checkpoint = source.open(path, memory, lenient=True)
     check_readable(checkpoint, table or [])
     tables = checkpoint.select(table or [])
+    heading = _heading(path, checkpoint)
     with progress_bar("reading") as progress:
         stats = table_stats(tables, memory=bytes_of(memory), workers=workers, engine=where, progress=progress)
     if as_json:
         described = [describe_stats(reader.schema, stats[reader.schema.name]) for reader in tables]
         print(json.dumps({"path": str(checkpoint.path), "dialect": checkpoint.dialect, "tables": described}))
     else:
-        print(f"{checkpoint.path} ({checkpoint.dialect})")
+        print(heading)
         if not tables and not checkpoint.broken:
             print("no key-value tables")
         blocks = shows_blocks() and not ascii_only
@@ -75,6 +80,18 @@ def run(
             print()
             _print_table(reader.schema, stats[reader.schema.name], blocks)
     check_readable(checkpoint, table or [], any_table=True)
+
+
+def _heading(path: str, checkpoint: Checkpoint) -> str:
+    """Return what was read: a checkpoint and its dialect, or a chain, which goes by its folder, and its members."""
+    last = member_of(checkpoint.path)
+    if last is None or last.kind != "delta" or not is_chain(path):
+        return f"{checkpoint.path} ({checkpoint.dialect})"
+    try:
+        first = min(member.number for member in chain_to(last))
+    except BadInputError:  # training has removed it meanwhile
+        return f"{path} (chain, up to member {last.number})"
+    return f"{path} (chain, members {first} to {last.number})"
 
 
 def _print_table(schema: TableSchema, stats: TableStats, blocks: bool) -> None:

@@ -89,8 +89,7 @@ def _print(result: Verification) -> None:
         print(f"{finding.severity}:{where} {shown(finding.message)} [{finding.check}]")
     counts = ", ".join(
         [
-            _counted(len(result.tables), "table"),
-            _counted(sum(table.rows for table in result.tables), "row"),
+            *_sizes(result),
             _counted(result.variables, "dense variable"),
             _counted(result.checks, "check"),
             _counted(result.count("error"), "error"),
@@ -98,6 +97,16 @@ def _print(result: Verification) -> None:
         ]
     )
     print(f"\n{counts}")
+
+
+def _sizes(result: Verification) -> list[str]:
+    """Return how many tables and rows were read; of a chain a table, and a row that changed, are in several members."""
+    rows = _counted(sum(table.rows for table in result.tables), "row")
+    members = {table.member for table in result.tables if table.member is not None}
+    if not members:
+        return [_counted(len(result.tables), "table"), rows]
+    tables = {table.name.removeprefix(f"{table.member}: ") for table in result.tables}
+    return [f"{_counted(len(members), 'member')} of {_counted(len(tables), 'table')}", f"{rows} in all members"]
 
 
 def _counted(count: int, what: str) -> str:

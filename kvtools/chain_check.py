@@ -145,7 +145,7 @@ def verify_chain(
         found = check(
             checkpoint, tables=tables, memory=options.memory, workers=workers, engine=engine, progress=progress
         )
-        checked += [dataclasses.replace(table, name=f"{name}: {table.name}") for table in found.tables]
+        checked += [dataclasses.replace(table, name=f"{name}: {table.name}", member=name) for table in found.tables]
         variables, checks = found.variables, checks + found.checks
         findings += [dataclasses.replace(one, message=f"'{name}': {one.message}") for one in found.findings]
         own = [*_record_faults(member)]

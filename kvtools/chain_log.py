@@ -7,7 +7,7 @@ order of the members that name it. No values are read for it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from kvtools.chain_reader import open_member, removed_keys
 from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Array
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, OpenOptions, Progress
+from kvtools.dialects.tfplugin import part_prefix
 from kvtools.get import rows_of_keys
 from kvtools.key_join import sorted_buckets
 from kvtools.row_norms import row_norms
@@ -27,7 +28,8 @@ _BORN, _CHANGED, _REMOVED = range(3)
 @dataclass(frozen=True)
 class TableLog:
     """What a member did to a table: of a full checkpoint, `rows` alone; of an increment, how many rows were born and
-    changed, how many keys were removed, and the first few of each."""
+    changed, how many keys were removed, and the first few of each. `recorded_born` is how many were born by the record,
+    which counts keys that went and came again between two members, too."""
 
     table: str
     rows: int
@@ -37,6 +39,7 @@ class TableLog:
     born_keys: tuple[int, ...] = ()
     changed_keys: tuple[int, ...] = ()
     removed_keys: tuple[int, ...] = ()
+    recorded_born: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,20 @@ def log_chain(
         for number, log in zip(having, logs, strict=True):
             of_member[number].append(log)
     found = []
-    for member, logs in zip(members, of_member, strict=True):
+    for member, one, logs in zip(members, opened, of_member, strict=True):
         record = chain.record_of(member)
+        if record is not None and member.kind == "delta":
+            logs[:] = [_with_record(log, one.table(log.table), record) for log in logs]
         step, time = (None, None) if record is None else (record.step, record.time)
         found.append(MemberLog(member.prefix.name, member.number, member.kind, step, time, tuple(logs)))
     return found
+
+
+def _with_record(log: TableLog, table: TableReader, record: chain.Record) -> TableLog:
+    prefixes = [part_prefix(table.schema, part) for part in range(table.parts)]
+    if not all(prefix in record.tables for prefix in prefixes):
+        return log
+    return replace(log, recorded_born=sum(record.tables[prefix].born for prefix in prefixes))
 
 
 def _chosen(first: Checkpoint, names: Sequence[str]) -> list[str]:

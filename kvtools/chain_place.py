@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtools.chain import Member, members
+from kvtools.chain import Member, member_of, members
 from kvtools.errors import BadInputError
 
 _INCREMENT = re.compile(r"(?P<name>.+)-\d+\.delta\.index", re.S)
@@ -56,6 +56,12 @@ def chain_at(path: str | os.PathLike[str]) -> ChainPlace:
     if not given.is_dir():
         if given.parent.is_dir() and given.name in {_name_of(member) for member in members(given.parent)}:
             return ChainPlace(given.parent, given.name)
+        member = member_of(given.with_name(given.name.removesuffix(".index"))) if given.name else None
+        if member is not None and member.index.exists():
+            raise BadInputError(
+                f"looking for a chain at '{given}': that is one checkpoint; name the folder of its chain,"
+                f" '{given.parent}', or, of several chains in it, '{given.parent / _name_of(member)}'"
+            )
         raise BadInputError(
             f"looking for a chain at '{given}': there is no such folder; name the folder that a CheckpointManager saves"
             " to"

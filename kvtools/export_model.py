@@ -363,7 +363,7 @@ def choose_for_model(
     model.rewritten({prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)})
     for prefix, reader in model.readers.items():
         NarrowTable(reader, dtype_of(reader.schema, dtype)).beside(model.initial[prefix][1], KEYS_BEGIN_WITH)
-    chosen = model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress, once=False)
+    chosen = model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress, once=None)
     return [choice for choice in chosen if isinstance(choice, Choice)]
 
 

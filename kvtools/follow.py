@@ -13,12 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvtools.chain import ChainError, Member, Reason, Record, fingerprint, members
-from kvtools.errors import BadInputError, KvtoolsError, one_line
+from kvtools.chain import ChainError, Member, Reason, Record, chain_of, fingerprint, member_of, members, record_of
+from kvtools.errors import BadInputError, KvtoolsError, UsageError, one_line
 from kvtools.increment import read_record
 
 _TRIED_AGAIN = 1.0  # s: a file that is still being copied here may be whole by then
 _STILL_CHANGING = 0.1  # s: two changes of a folder within a tick of its clock look like one
+
+
+def expect_folder(path: Path) -> None:
+    """Raise `UsageError` where a path names one member of a chain instead of the folder; it need not be there yet."""
+    if path.is_dir():
+        return
+    prefix = path.with_suffix("") if path.suffix == ".index" else path
+    if member_of(prefix) is not None and Path(f"{prefix}.index").is_file():
+        raise UsageError(
+            f"following '{path}': that is one member of a chain; name its folder, '{path.parent}', and the newest"
+            " member is found in it"
+        )
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,7 @@ class ChainWalk:
         self._seen = 0  # the folder's time of change, in ns, when nothing new was in it
         self._due = 0.0
         self._known: dict[int, tuple[int, ...]] = {}  # what the newest member applied was, by its number
+        self._left: Position | None = None  # of the chain that another one has taken the place of
 
     def next(self) -> Step | None:
         """Return the next step, or None where there is nothing to apply now.
@@ -114,7 +127,8 @@ class ChainWalk:
     def took(self, step: Step) -> None:
         """Note that a step was applied."""
         self.position = step.position
-        self._known = {step.member.number: _stamp(step.member)}
+        # What lies there now may be another file than the one that was read: its fingerprint is looked at once.
+        self._known = {step.member.number: ()}
         self._bad.pop(step.member.prefix, None)
         for bad in self._bad.values():
             bad.again = 0  # what was missing before it may be there now
@@ -176,8 +190,38 @@ class ChainWalk:
                 )
                 self.refuse(increments[first], ChainError(message, "gap"))
         if step is None and self._is_rewritten(found):
-            return self._newest_full(found, fulls, -1)
-        return step
+            step = self._newest_full(found, fulls, -1)
+        return step or self._other_chain(found)
+
+    def _other_chain(self, found: list[Member]) -> Step | None:
+        """Return the step of another run's full from which a whole chain leads past what is applied.
+
+        Files of the chain before may still lie between its members.
+        """
+        assert self.position is not None
+        last = found[-1] if found[-1].kind == "delta" else found[-2 if len(found) > 1 else -1]
+        if last.kind != "delta" or last.number <= self.position.sequence:
+            return None
+        try:
+            record = record_of(last)
+            if record is None or record.chain == self.position.chain:
+                return None
+            name = _name_of(last)
+            here = [member for member in found if member.number == self.position.sequence]
+            if any(_name_of(member) != name and fingerprint(member.prefix) in self.position.follows for member in here):
+                return None  # two chains lie here side by side, and this one is whole
+            of_it = []
+            for member in found:
+                with contextlib.suppress(KvtoolsError):
+                    if (its := record_of(member)) is not None and its.chain == record.chain:
+                        of_it.append(member)
+            whole = chain_of(of_it)
+        except KvtoolsError:
+            return None  # not all of it may be there yet
+        if not whole or whole[-1] != last:
+            return None
+        self._left = self.position
+        return self._newest_full(whole, {whole[0].number: whole[0]}, -1)
 
     def _newest_full(self, found: list[Member], fulls: dict[int, Member], above: int) -> Step | None:
         """Return the step of the newest full above a number that can be begun from."""
@@ -189,6 +233,8 @@ class ChainWalk:
                 record, mark = read_record(member)
             except KvtoolsError as error:
                 self.refuse(member, error)
+                continue
+            if above >= 0 and self._is_left(record):
                 continue
             follows = {mark}
             if record is not None and record.previous is not None and record.previous.sequence == number:
@@ -241,6 +287,13 @@ class ChainWalk:
             previous is not None and previous.sequence == full.number and previous.fingerprint in self.position.follows
         )
 
+    def _is_left(self, record: Record | None) -> bool:
+        """Tell whether a full was left behind by the chain before, which another run has taken the place of."""
+        left = self._left
+        return (
+            left is not None and record is not None and record.chain == left.chain and record.sequence <= left.sequence
+        )
+
     def _is_rewritten(self, found: list[Member]) -> bool:
         """Tell whether other members have taken the place of what is applied: another past, or another run."""
         if not found or not self._known or self.position is None:
@@ -251,9 +304,10 @@ class ChainWalk:
             return False
         for member in here:
             with contextlib.suppress(KvtoolsError):
+                seen = _stamp(member)
                 mark = fingerprint(member.prefix)
                 if mark in self.position.follows or self._is_twin(member, mark):
-                    self._known = {number: _stamp(member)}
+                    self._known = {number: seen}
                     return False
         return bool(here) or found[-1].number < number
 
@@ -273,6 +327,10 @@ class ChainWalk:
             return self.folder.stat().st_mtime_ns
         except OSError as error:
             raise BadInputError(f"reading the chain in '{self.folder}': {error.strerror or error}") from error
+
+
+def _name_of(member: Member) -> str:
+    return member.prefix.name.removesuffix(".delta").rpartition("-")[0]
 
 
 def _stamp(member: Member) -> tuple[int, ...]:

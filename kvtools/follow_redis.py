@@ -62,7 +62,7 @@ class RedisFollower:
     Args:
         folder: of the chain.
         url: as `kvtools migrate` takes it.
-        force: replace tables that are there and that no chain was followed with.
+        force: begin anew from the newest full, whatever is there.
         on_refused: told of each member that cannot be applied, once.
 
     Raises:
@@ -130,14 +130,14 @@ class RedisFollower:
 
     def _begin(self, force: bool) -> None:
         """Take up what a run before has left, or see that nothing of anybody else's is there."""
+        if force:
+            return
         meta, said = self._do([("GET", self._meta_key), ("GET", self._key)])
         state = None if said is None else json_object(said, self._doing)
         if meta is None or (state is not None and state.get("sequence") is None):
             return  # nothing is there, or a full that was not written to its end
         generation = read_meta(meta, self._doing)["generation"]
         if state is None or state.get("generation") != generation:
-            if force:
-                return
             raise OutputError(
                 f"{self._doing}: there are tables that no chain was followed with; name another prefix, as in"
                 " ?prefix=new, or add --force to replace them"

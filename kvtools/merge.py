@@ -43,7 +43,8 @@ _KEY_ROWS = 1 << 18
 @dataclass(frozen=True)
 class Merged:
     """What became of the rows of a table: `conflicts` are keys that several sources have, `repeated` rows that their
-    own source replaces later, `deleted` rows that a later source's list of deleted keys removes."""
+    own source replaces later, `deleted` rows that a later source's list of deleted keys removes, `gone` keys of such
+    rows that have no row left."""
 
     table: str
     sources: tuple[str, ...]
@@ -52,6 +53,7 @@ class Merged:
     conflicts: int
     repeated: int
     deleted: int
+    gone: int
 
 
 class MergedTable(MaskedTable):
@@ -180,13 +182,13 @@ def merge_tables(
     if on_conflict in ("sum", "mean"):
         others = row_numbers(joined.rows, memory=memory)
         others[:] = -1
-    counts = np.zeros(3, np.int64)
+    counts = np.zeros(4, np.int64)
     deleted = [_deleted_keys(source, joined.key_dtype) for source in joined.sources]
     delete_starts = np.cumsum([0, *map(len, deleted)])
     total = joined.rows + int(delete_starts[-1])
     for keys, removed in sorted_buckets([_keys(joined, progress), deleted], total, memory=memory):
         bucket = _Bucket(keys.keys, keys.rows, joined.source_of(keys.rows))
-        counts[0] += bucket.delete(mask, removed, delete_starts)
+        counts[[0, 3]] += bucket.delete(mask, removed, delete_starts)
         counts[1] += bucket.drop_repeated(mask)
         counts[2] += bucket.resolve_conflicts(mask, joined, on_conflict, versions, others)
     table = MergedTable(joined, mask, others=others, mean=on_conflict == "mean")
@@ -198,6 +200,7 @@ def merge_tables(
         conflicts=int(counts[2]),
         repeated=int(counts[1]),
         deleted=int(counts[0]),
+        gone=int(counts[3]),
     )
 
 
@@ -209,14 +212,18 @@ class _Bucket:
     rows: Array
     sources: Array
 
-    def delete(self, mask: RowMask, removed: SortedKeys, starts: Array) -> int:
-        """Drop the rows whose key a later source deletes, and return how many there were."""
+    def delete(self, mask: RowMask, removed: SortedKeys, starts: Array) -> tuple[int, int]:
+        """Drop the rows whose key a later source deletes; return how many there were, and how many keys have no row
+        any more."""
         if not len(removed.keys):
-            return 0
+            return 0, 0
         at = np.searchsorted(removed.keys, self.keys, side="right") - 1
         found = (at >= 0) & (removed.keys[at] == self.keys)
         by = np.searchsorted(starts, removed.rows[at], side="right") - 1
-        return self._drop(mask, found & (self.sources < by))
+        drop = found & (self.sources < by)
+        dropped = self.keys[drop]
+        count = self._drop(mask, drop)
+        return count, len(np.setdiff1d(dropped, self.keys))
 
     def drop_repeated(self, mask: RowMask) -> int:
         """Drop the rows whose key stands again later in their own source, and return how many there were."""

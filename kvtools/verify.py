@@ -44,7 +44,7 @@ _NEVER_NEGATIVE = re.compile(
 
 @dataclass(frozen=True)
 class CheckedTable:
-    """A table that was read: its size, and how many checks it went through."""
+    """A table that was read: its size, and how many checks it went through; of a chain, in which `member`."""
 
     name: str
     dialect: str
@@ -52,6 +52,7 @@ class CheckedTable:
     parts: int
     bytes: int
     checks: int
+    member: str | None = None
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,8 @@ class Follower:
         if self._store is None and not self._settings.wait:
             raise BadInputError(f"following '{self._folder}': {self._why_none()}")
         if self._store is None:
-            log.warning("model '%s': %s; waiting for it", self.model, self._why_none())
+            why = self._trouble or self._said or "there is no full checkpoint in this folder"
+            log.warning("model '%s': %s; waiting for it", self.model, why)
 
     def go_on(self) -> None:
         """Follow from now on, in the background."""
@@ -348,13 +349,16 @@ class Follower:
         log.error("model '%s': refused (%s): %s (%s)", self.model, error.reason, one_line(str(error)), stays)
 
     def _say(self, trouble: str) -> None:
-        if trouble and trouble != self._said:
+        beginning = self._store is None and not self._threads[0].is_alive()  # `load` says it
+        if trouble and trouble != self._said and not beginning:
             log.warning("model '%s': %s", self.model, trouble)
         self._said = trouble
 
     def _why_none(self) -> str:
-        if self._trouble or self._said:
-            return self._trouble or self._said
+        if self._trouble:
+            return self._trouble
+        if self._said:
+            return f"{self._said}; --wait waits for it"
         return "there is no full checkpoint in this folder; --wait waits for one"
 
 

@@ -21,10 +21,11 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from kvtools import __version__
 from kvtools._snapshot import Tally
+from kvtools.chain import Reason
 from kvtools.server.catalog import Catalog, FollowStatus, UnknownModelError
 from kvtools.server.observer import SEVERAL, Answered, Inferences, Tallied
 
@@ -415,7 +416,7 @@ def _of_chains(catalog: Catalog) -> Iterator[str]:
         [
             ({"model": model, "reason": reason}, count)
             for model, status in found
-            for reason, count in (status.refused or (("none", 0),))
+            for reason, count in (dict.fromkeys(get_args(Reason), 0) | dict(status.refused)).items()
         ],
     )
     yield from gauge("rows_over", "Rows and removed keys that lie over the file.", lambda of: of.rows_over)

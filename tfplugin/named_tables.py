@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from kvtools.chain_place import is_chain
+
 
 def tables_in(value: Any) -> list[Any]:
     """The key-value variables in `value`, each once: itself, or what a list, a dictionary, a layer, a model or a
@@ -86,8 +88,9 @@ def no_such(what: str, name: str, names: Iterable[str]) -> str:
 
 
 def newest_in(path: Any) -> str:
-    """The checkpoint that a path names: itself, or the latest one of a folder that has a `checkpoint` file."""
+    """The checkpoint that a path names: itself, also if it is a chain's; or the latest one of a folder that has a
+    `checkpoint` file."""
     name = str(path)
-    if Path(name).is_dir():
+    if Path(name).is_dir() and not is_chain(name):
         return tf.train.latest_checkpoint(name) or name
     return name

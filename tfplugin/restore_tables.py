@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from kvtools.chain import newest_chain
+from kvtools.chain_place import chain_at, is_chain
 from tfplugin import slot_binding
 from tfplugin.named_tables import name_of, names_there, newest_in, no_such
 from tfplugin.saveable import check_whole, restore_op
@@ -25,7 +27,8 @@ def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None
     parts goes into any other.
 
     Args:
-      checkpoint: its path, as ``save`` gave it; or its folder, of which the latest is taken.
+      checkpoint: its path, as ``save`` gave it; or its folder, of which the latest is taken: of that of a
+        `CheckpointManager` the newest full and the increments after it.
       tables: a variable, or a list of them; a layer, a model or a `tf.Module`, for all that it holds; or a dictionary
         from variables to their names in the checkpoint.
       names: what tables are called there, by their names here, where that differs. A name there is that of the
@@ -36,6 +39,7 @@ def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None
 
     Raises:
       ValueError: no table of that name; the nearest are named.
+      kvtools.chain.ChainError: a member of the chain is missing, or another one; nothing was restored.
       tf.errors.InvalidArgumentError: rows of another width or type.
       tf.errors.DataLossError: the checkpoint is damaged. The table is as it was.
 
@@ -46,7 +50,8 @@ def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None
       {'user': 20000}
     """
     path = newest_in(checkpoint)
-    known = _tables_of(path)
+    members = _members_of(path)
+    known = _tables_of(members[0])
     restored: dict[str, Any] = {}
     ops = []
     for table, there in names_there(tables, names):
@@ -56,12 +61,21 @@ def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None
         base, infix = known[there]
         check_whole(table)
         for part in table._kv_parts:
-            ops.append(restore_op(tf.constant(path), part, base, infix))
+            ops.append(restore_op(tf.constant(members), part, base, infix))
             # Optimizers that came along with the table in an earlier restore keep to their slots.
             slot_binding.restored(part, getattr(table, "_update_uid", -1))
         if tf.executing_eagerly():
             restored[name_of(table)] = int(table.size())
     return restored if tf.executing_eagerly() else tf.group(*ops, name="restore_tables")
+
+
+def _members_of(path: str) -> list[str]:
+    """What a checkpoint is restored from: itself, or the newest full of a chain and the increments after it."""
+    if not is_chain(path):
+        return [path]
+    place = chain_at(path)
+    members = [str(member.prefix) for member in newest_chain(place.folder, place.name)]
+    return members or [path]
 
 
 def _tables_of(path: str) -> dict[str, tuple[str, str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from kvtools.dialects.interface import TableReader
 
 _CHUNK_BYTES = 8 << 20
+_log = logging.getLogger("tfplugin")
 
 
 def warm_start(
@@ -37,7 +39,7 @@ def warm_start(
 
     Args:
       checkpoint: of any engine that kvtools reads: a path, as of `kvtools.open`; or the folder of checkpoints of
-        TensorFlow, of which the latest is taken.
+        TensorFlow, of which the latest is taken, or of a `CheckpointManager`: the newest full with its increments.
       tables: a variable, or a list of them; a layer, a model (built) or a `tf.Module`, for all that it holds; or a
         dictionary from variables to their names in the checkpoint.
       names: what tables are called there (``kvtools inspect`` lists them), by their names here, where that differs.
@@ -48,9 +50,10 @@ def warm_start(
       dialect: of the checkpoint; found out if None.
 
     Returns:
-      How many rows came, by name: numbers in eager mode. In a graph tensors, and who runs them fills the tables: after
-      the initializers, or in ``tf.compat.v1.train.Scaffold(init_fn=...)``, which is run where there is no checkpoint
-      to go on from.
+      How many rows came and are in the table, by name: numbers in eager mode. Where others did not fit into a
+      ``max_capacity``, expired, or have the ``padding_key``, the log says how many. In a graph tensors, and who runs
+      them fills the tables: after the initializers, or in ``tf.compat.v1.train.Scaffold(init_fn=...)``, which is run
+      where there is no checkpoint to go on from.
 
     Raises:
       ValueError: no table of that name, the nearest are named; rows of another width, or of another type without
@@ -92,7 +95,11 @@ class _Source:
     ) -> None:
         self._doing = f"warm_start: table '{reader.schema.name}' of checkpoint '{path}'"
         self._reader = reader
+        self._name = name
         part = table._kv_parts[0]
+        self._padding_key = part.policies.padding_key
+        self._capacity = sum(part.max_capacity for part in table._kv_parts if part.holds_rows)
+        self._expires = bool(part.policies.expiry)
         self.key_dtype, self.dtype, self.dim = part.key_dtype, part.dtype, part.dim
         if reader.dim != self.dim:
             raise ValueError(
@@ -134,6 +141,38 @@ class _Source:
         columns = Columns(values=True, slots=bool(self.specs), freqs=True)
         for chunk in self._reader.chunks(columns, rows=self._chunk_rows):
             yield self._converted(chunk)
+
+    @property
+    def may_lose_rows(self) -> bool:
+        """Whether the variable may leave out some of the rows that it is given."""
+        return self._capacity > 0 or self._expires or self._padding_key is not None
+
+    def all_keys(self) -> Iterator[np.ndarray]:
+        """All keys, a chunk at a time."""
+        from kvtools.dialects.chunk import KEYS
+
+        for chunk in self._reader.chunks(KEYS, rows=self._chunk_rows):
+            yield self._keys(chunk.keys)
+
+    def padding(self, keys: np.ndarray) -> int:
+        """How many of the keys are the one that never has a row."""
+        return 0 if self._padding_key is None else int(np.count_nonzero(keys == keys.dtype.type(self._padding_key)))
+
+    def told(self, given: int, there: int, padding: int) -> int:
+        """How many of the rows that were given are there; the log says where the others are, of which `padding` have
+        the padding_key."""
+        went = given - there - padding
+        reasons = [f"{padding} has its padding_key, {self._padding_key}"] if padding else []
+        if went:
+            limit = [f"max_capacity={self._capacity}"] if self._capacity else []
+            limit += ["its expiry"] if self._expires else []
+            reasons.append(f"{went} went by {' or '.join(limit) or 'steps of training meanwhile'}")
+        if reasons:
+            _log.warning(
+                "%s: %d of its %d rows are in key-value variable '%s': %s.",
+                *(self._doing, there, given, self._name, ", ".join(reasons)),
+            )
+        return there
 
     def _converted(self, chunk: Chunk) -> _Rows:
         freqs = np.zeros(len(chunk), np.uint32) if chunk.freqs is None else chunk.freqs
@@ -177,6 +216,11 @@ def _import(part: Any, specs: Sequence[SlotSpec], keys: Any, freqs: Any, columns
         return raw.kv_table_import_columns(part.handle, keys, freqs, list(columns), slots=slots_json(specs))
 
 
+def _contains(part: Any, keys: Any) -> Any:
+    with tf.device(part.device or None):
+        return raw.kv_table_contains(part.handle, keys)
+
+
 def _fill_now(table: Any, source: _Source) -> int:
     parts = [part for part in table._kv_parts if part.holds_rows]
     empty = [part for part in parts if int(part.size()) == 0]
@@ -192,14 +236,37 @@ def _fill_now(table: Any, source: _Source) -> int:
         for part in empty:
             part.clear()
         raise
-    return rows
+    return _count_now(parts, source, rows) if source.may_lose_rows else rows
+
+
+def _count_now(parts: Sequence[Any], source: _Source, given: int) -> int:
+    there = padding = 0
+    for keys in source.all_keys():
+        for part in parts:
+            own = keys[_own_rows(part, keys)]
+            there += int(tf.math.count_nonzero(_contains(part, own)))
+            padding += source.padding(own)
+    return source.told(given, there, padding)
 
 
 def _fill_in_graph(table: Any, source: _Source) -> tf.Tensor:
     """A tensor that fills a table when it is run, and says how many rows came."""
     with tf.name_scope("warm_start"):
-        rows = [_fill_part(part, source) for part in table._kv_parts if part.holds_rows]
-        return tf.add_n(rows) if rows else tf.constant(0, tf.int64)
+        parts = [part for part in table._kv_parts if part.holds_rows]
+        if not parts:
+            return tf.constant(0, tf.int64)
+        given = tf.add_n([_fill_part(part, source) for part in parts])
+        if not source.may_lose_rows:
+            return given
+        with tf.control_dependencies([given]):
+            counted = tf.add_n([_count_part(part, source) for part in parts])
+            told = tf.numpy_function(_told_of(source), [given, counted[0], counted[1]], tf.int64)
+        told.set_shape([])
+        return told
+
+
+def _told_of(source: _Source) -> Callable[..., np.int64]:
+    return lambda given, there, padding: np.int64(source.told(int(given), int(there), int(padding)))
 
 
 class _Stream:
@@ -248,3 +315,40 @@ def _fill_part(part: Any, source: _Source) -> tf.Tensor:
     begun.set_shape([])
     _, rows = tf.while_loop(lambda more, _: more, body, [begun, tf.constant(0, tf.int64)], parallel_iterations=1)
     return rows
+
+
+class _KeyStream:
+    """The keys of one part, as `_Stream` gives rows."""
+
+    def __init__(self, part: Any, source: _Source) -> None:
+        self._part, self._source = part, source
+        self._chunks: Iterator[np.ndarray] = iter(())
+
+    def begin(self) -> np.ndarray:
+        self._chunks = self._source.all_keys()
+        return np.bool_(True)  # type: ignore[return-value]
+
+    def next(self) -> list[Any]:
+        """Whether there is more, keys, and how many of them are the padding_key."""
+        keys = next(self._chunks, None)
+        if keys is None:
+            return [np.bool_(False), np.empty(0, self._source.key_dtype.as_numpy_dtype), np.int64(0)]
+        own = keys[_own_rows(self._part, keys)]
+        return [np.bool_(True), own, np.int64(self._source.padding(own))]
+
+
+def _count_part(part: Any, source: _Source) -> tf.Tensor:
+    """[2] of int64: how many of the checkpoint's keys a part has, and how many are its padding_key."""
+    stream = _KeyStream(part, source)
+
+    def body(_: Any, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        more, keys, padding = tf.numpy_function(stream.next, [], [tf.bool, source.key_dtype, tf.int64])
+        for tensor, shape in ((more, []), (keys, [None]), (padding, [])):
+            tensor.set_shape(shape)
+        return more, counts + tf.stack([tf.math.count_nonzero(_contains(part, keys)), padding])
+
+    begun = tf.numpy_function(stream.begin, [], tf.bool)
+    begun.set_shape([])
+    none = tf.zeros([2], tf.int64)
+    _, counts = tf.while_loop(lambda more, _: more, body, [begun, none], parallel_iterations=1)
+    return counts

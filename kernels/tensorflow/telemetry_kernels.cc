@@ -120,8 +120,8 @@ class SurveyOp : public TableKernel {
     const double* const limits = limits_in.vec<double>().data();
     const int64_t bucket_count = limits_in.NumElements() + 1;
     Tensor rows;
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_temp(open->config().value_dtype, TensorShape({kSurveyedAtATime, dim}), &rows, OnHost()));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(open->config().value_dtype, TensorShape({kSurveyedAtATime, dim}),
+                                          &rows, OnHost()));
     std::vector<Key> keys(kSurveyedAtATime);
     std::vector<uint32_t> freqs(kSurveyedAtATime);
     Found found(static_cast<size_t>(bucket_count));
@@ -149,7 +149,8 @@ class SurveyOp : public TableKernel {
           if (static_cast<int64_t>(nan_keys.size()) < most_nan_) nan_keys.push_back(key);
         } else {
           const double norm = std::sqrt(square);
-          ++found.counts[static_cast<size_t>(std::lower_bound(limits, limits + bucket_count - 1, norm) - limits)];
+          ++found.counts[static_cast<size_t>(std::lower_bound(limits, limits + bucket_count - 1, norm) -
+                                             limits)];
           found.sum += norm;
           found.squares += square;
           found.least = std::min(found.least, norm);
@@ -180,7 +181,8 @@ class SurveyOp : public TableKernel {
     TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({bucket_count}), &buckets));
     TF_RETURN_IF_ERROR(ctx->allocate_output(3, TensorShape({4}), &moments));
     TF_RETURN_IF_ERROR(ctx->allocate_output(4, TensorShape({}), &nan_rows));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(5, TensorShape({static_cast<int64_t>(nan_keys.size())}), &nan_out));
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(5, TensorShape({static_cast<int64_t>(nan_keys.size())}), &nan_out));
     for (size_t i = 0; i < hot.size(); ++i) {
       static_cast<Key*>(hot_keys->data())[i] = hot[i].second;
       hot_freqs->vec<uint32_t>()(static_cast<int64_t>(i)) = hot[i].first;

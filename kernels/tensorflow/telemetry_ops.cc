@@ -22,8 +22,8 @@ REGISTER_OP("KvTableSurvey")
     .Attr("most_hot: int >= 0")  // keys of the highest frequencies
     .Attr("most_nan: int >= 0")  // keys of rows with a value that is no number, or infinite
     .Input("handle: resource")
-    .Input("limits: float64")    // (B)
-    .Output("hot_keys: Tkeys")   // (H), the most frequent first
+    .Input("limits: float64")   // (B)
+    .Output("hot_keys: Tkeys")  // (H), the most frequent first
     .Output("hot_freqs: uint32")
     .Output("buckets: int64")    // (B + 1)
     .Output("moments: float64")  // sum, sum of squares, least, greatest

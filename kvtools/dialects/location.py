@@ -57,6 +57,12 @@ def locate(path: Path) -> Location:
             f"looking for a checkpoint at '{path}': this file is none of a checkpoint's;"
             " name a checkpoint prefix (without .index), a checkpoint folder or a SavedModel folder"
         )
+    if _is_file(Path(f"{path}.delta.index")):
+        raise BadInputError(
+            f"looking for a checkpoint at '{path}': there is no '{path}.index', but the increment '{path.name}.delta'"
+            f" of a chain; name the chain's folder '{path.parent}', or put it together up to there, `kvtools merge"
+            f" {path.parent} OUT --until {path.name.rpartition('-')[2]}`"
+        )
     raise BadInputError(
         f"looking for a checkpoint at '{path}': there is no such file, no such folder and no '{path}.index';"
         " name a file or folder of one of the dialects (`kvtools dialects`), or a checkpoint's prefix"

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from kvtools import chain
+from kvtools.chain_increment import increment_of, write_member
 from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
 
-from ..kvtools.chain_files import ChainWriter, Rows, row, rows_of, table_of
+from ..kvtools.chain_files import CHAIN, ChainWriter, Rows, dense, row, rows_of, table_of
 
 FIRST: Rows = {1: row(1), 2: row(2), -3: row(3), 4: row(4)}
 SECOND: Rows = {1: row(1), 2: row(20), -3: row(3), 7: row(7)}  # 4 went, 7 came, 2 changed
@@ -116,6 +118,42 @@ def test_log_tells_who_came_and_went(train: Path, capsys: pytest.CaptureFixture[
     assert [e["what"] for e in told(capsys, "log", train, "--key", "-3")["events"]] == ["there", "removed"]
     assert [e["what"] for e in told(capsys, "log", train, "--key", "-3", "--until", "2")["events"]] == ["there"]
     assert told(capsys, "log", train, "--key", "1000", status=3)["events"] == []
+
+
+def test_counts_of_a_chain_say_what_they_count(train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "stats", train).splitlines()[0] == f"{train} (chain, members 1 to 3)"
+    assert said(capsys, "stats", train / "ckpt").splitlines()[0] == f"{train / 'ckpt'} (chain, members 1 to 3)"
+    assert said(capsys, "stats", train / "ckpt-1").splitlines()[0] == f"{train / 'ckpt-1'} (tfplugin)"
+    assert "\n3 members of 1 table, 9 rows in all members, " in said(capsys, "verify", train)
+    assert "\n1 table, 4 rows, " in said(capsys, "verify", train / "ckpt-1")
+    assert "rows deleted  keys gone" in said(capsys, "merge", train, tmp_path / "whole")
+    (merged,) = told(capsys, "merge", train, tmp_path / "again")["merged"]
+    assert (merged["deleted"], merged["gone"]) == (3, 2)  # -3 and 7 went, and 4, which came again
+
+
+def test_log_says_where_records_count_other_births(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = ChainWriter(tmp_path)
+    writer.full({"emb": table_of(FIRST)})
+    table = increment_of(table_of(FIRST), table_of(SECOND))[0]
+    table.born = (2,)  # key 7, and key 2, which went and came again between the two
+    record = chain.Record(CHAIN, 2, "delta", 1, chain.Previous(1, chain.fingerprint(tmp_path / "ckpt-1")), 0.0, 1, {})
+    write_member(tmp_path / "ckpt-2.delta", [table], record, beside=dense(0))
+    text = said(capsys, "log", tmp_path)
+    assert "note: ckpt-2.delta: emb: by its record 2 rows were born" in text
+    assert told(capsys, "log", tmp_path)["members"][1]["tables"][0]["recorded_born"] == 2
+    assert told(capsys, "inspect", tmp_path)["members"][1]["born"] == 2
+
+
+def test_members_that_are_named_for_chains_and_increments_for_fulls(
+    train: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for member in ("ckpt-1", "ckpt-2.delta", "ckpt-2.delta.index"):
+        assert f"that is one checkpoint; name the folder of its chain, '{train}'" in said(
+            capsys, "log", train / member, status=1
+        )
+    assert "there is no such folder" in said(capsys, "log", train / "ckpt-7", status=1)
+    text = said(capsys, "get", train / "ckpt-2", "1", status=1)
+    assert "the increment 'ckpt-2.delta' of a chain; name the chain's folder" in text and "--until 2" in text
 
 
 def test_merge_and_apply_make_the_full_checkpoint(

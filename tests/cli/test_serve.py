@@ -164,3 +164,10 @@ def test_no_place_for_what_workers_share(
     assert main(["serve", str(sample_path), "--port", "0", "--workers", "2"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "No space left on device; name one that can be written by TMPDIR" in line
+
+
+def test_following_a_member_names_its_folder(served: list[Any], tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "ckpt-2.delta.index").touch()
+    assert main(["serve", "--follow", f"live={tmp_path}/ckpt-2.delta", "--wait"]) == 2
+    assert f"that is one member of a chain; name its folder, '{tmp_path}'" in capsys.readouterr().err
+    assert not served

@@ -125,7 +125,7 @@ def test_merge_and_split(sample_path: Path, tmp_path: Path, capsys: Capture) -> 
     ]
     status, out, _ = run(capsys, "merge", sample_path, sample_path, tmp_path / "twice", "--on-conflict", "sum")
     assert status == 0
-    assert "ads/emb             2         22    11               11         0        0\n" in out
+    assert "ads/emb             2         22    11               11         0             0          0\n" in out
     (tmp_path / "keys").write_text("42\n")
     status, out, _ = run(capsys, "split", sample_path, tmp_path / "by", "--keys-file", tmp_path / "keys")
     assert status == 0 and out.endswith("left out: 2 dense variables; they are in no piece\n")

@@ -13,8 +13,8 @@ from chain_writer import ChainWriter, without
 
 from kvtools.chain import ChainError, members
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.errors import BadInputError, CorruptFileError
-from kvtools.follow import ChainWalk
+from kvtools.errors import BadInputError, CorruptFileError, UsageError
+from kvtools.follow import ChainWalk, expect_folder
 from kvtools.increment import read_increment, read_record
 from kvtools.migrate import write_tables
 
@@ -219,6 +219,82 @@ def test_another_run_that_has_gone_past_is_gone_over_to_at_once(writer: ChainWri
     assert before is not None
     again.resume(before)  # as one that was stopped meanwhile
     assert again.steps() == names
+
+
+def another_run(folder: Path, increments: int, name: str = "ckpt") -> list[str]:
+    """Copy another run's chain over what is in the folder, and return the names of its members."""
+    other = ChainWriter(folder.parent / "other", {"emb": 2})
+    other.put("emb", [1], 1)
+    other.full()
+    for number in range(increments):
+        other.put("emb", [number], 1)
+        other.increment()
+    for file in sorted(other.folder.iterdir()):
+        shutil.copy(file, folder / file.name.replace("ckpt", name, 1))
+    return [f"ckpt-{1 + number}{'.delta' if number else ''}" for number in range(1 + increments)]
+
+
+def test_another_run_is_gone_over_to_between_files_that_are_left(writer: ChainWriter) -> None:
+    writer.full(beside=True)
+    walk = Walk(writer.folder)
+    assert walk.steps() == ["ckpt-4"]
+    before = walk.position
+    assert before is not None
+    names = another_run(writer.folder, 5)
+    assert walk.again() == names and walk.refused == {"other-chain": 1} and not walk.trouble
+    again = Walk(writer.folder)
+    again.resume(before)
+    assert again.steps() == names
+    assert Walk(writer.folder).steps() == ["ckpt-4", *names]  # the newest full by its number is the one left
+    # A full that is left behind is never gone back to, also where the new chain cannot go on.
+    assert walk.again() == []
+
+
+def test_another_run_with_a_damaged_member_is_gone_over_to_once(writer: ChainWriter) -> None:
+    writer.full(beside=True)
+    walk = Walk(writer.folder)
+    walk.steps()
+    another_run(writer.folder, 5)
+    taken = []
+    for _ in range(8):
+        step = walk.next()
+        if step is None:
+            break
+        if step.member.prefix.name == "ckpt-2.delta":
+            walk.refuse(step.member, CorruptFileError("its data are cut"))
+        else:
+            taken.append(step.member.prefix.name)
+            walk.took(step)
+    assert taken == ["ckpt-1"]
+
+
+def test_another_run_that_comes_while_a_member_is_applied_is_noticed(writer: ChainWriter) -> None:
+    walk = Walk(writer.folder)
+    step = walk.next()
+    while step is not None and step.member.number < 4:
+        walk.took(step)
+        step = walk.next()
+    assert step is not None
+    shutil.rmtree(writer.folder)
+    writer.folder.mkdir()
+    names = another_run(writer.folder, 4)
+    walk.took(step)  # of the run before; what lies there by its number is another's
+    assert walk.again() == names
+
+
+def test_a_chain_of_another_name_beside_the_followed_one_is_left_out(writer: ChainWriter) -> None:
+    walk = Walk(writer.folder)
+    walk.steps()
+    another_run(writer.folder, 5, name="a-ckpt")
+    assert walk.again() == [] and walk.refused == {"other-chain": 1}
+
+
+def test_a_member_in_place_of_the_folder_is_named(writer: ChainWriter, tmp_path: Path) -> None:
+    for name in ("ckpt-1", "ckpt-2.delta", "ckpt-2.delta.index"):
+        with pytest.raises(UsageError, match=f"that is one member of a chain; name its folder, '{writer.folder}'"):
+            expect_folder(writer.folder / name)
+    expect_folder(writer.folder)
+    expect_folder(tmp_path / "later-1")
 
 
 def test_a_member_that_is_removed_while_it_is_looked_at_is_no_fault(writer: ChainWriter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from chain_writer import ChainWriter, without
 from redis_processes import Server, wait_until
 
 from kvtools.chain import ChainError
+from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, OutputError
 from kvtools.follow_redis import Applied, RedisFollower
@@ -142,6 +144,37 @@ def test_tables_of_somebody_else_are_left_alone(url: str, writer: ChainWriter, s
     assert_has(url, writer)
     with pytest.raises(BadInputError, match="connecting"):
         RedisFollower(writer.folder, "redis://127.0.0.1:1/0")
+
+
+def test_another_run_is_gone_over_to_once_and_force_begins_anew(
+    url: str, writer: ChainWriter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer.put("emb", [1], 2)
+    writer.increment()
+    writer.full(beside=True)
+    command = ["follow", str(writer.folder), "--to", url, "--once"]
+    assert main(command) == 0 and capsys.readouterr().out.startswith("ckpt-2: ")
+    other = ChainWriter(tmp_path / "other", {"emb": 3, "also": 2})
+    other.put("emb", range(7), 5)
+    other.put("also", range(3), 5)
+    other.full()
+    for key in (1, 2):
+        other.put("emb", [key], 6)
+        other.increment()
+    shutil.copytree(other.folder, writer.folder, dirs_exist_ok=True)  # the run before's ckpt-2 is left
+    assert main(command) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "ckpt-1",
+        "ckpt-2.delta",
+        "ckpt-3.delta",
+    ]
+    assert_has(url, other)
+    without(writer.folder / "ckpt-2")
+    assert main(command) == 0 and not capsys.readouterr().out
+    assert main([*command, "--force"]) == 0 and len(capsys.readouterr().out.splitlines()) == 3
+    assert_has(url, other)
+    assert main(["follow", str(writer.folder / "ckpt-1"), "--to", url]) == 2
+    assert "that is one member of a chain; name its folder" in capsys.readouterr().err
 
 
 def test_a_full_that_was_cut_short_is_written_again(url: str, writer: ChainWriter, server: Server) -> None:

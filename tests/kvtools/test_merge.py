@@ -142,6 +142,7 @@ def test_an_increment_deletes_keys_of_what_is_before_it() -> None:
         assert sorted(rows_of(merged)) == [1, 2, 3, 4]
         assert_same(rows_of(merged), reference(tables, "last"))
         assert account.deleted == 4 and account.conflicts == 0
+        assert account.gone == 2  # 5 and 6: of 2 and 3 there are later rows
         assert merged.schema.extras == ()  # it is no increment any more
     # Two increments make an increment, which deletes what either does.
     merged, _ = merge_tables("emb", tables[1:], list("bc"))

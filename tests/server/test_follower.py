@@ -6,13 +6,14 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from chain_writer import ChainWriter, without
 
 import kvtools.server.follower as follower_module
+from kvtools.chain import Reason
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.server.catalog import Catalog
 from kvtools.server.fold import folds_of
@@ -105,6 +106,8 @@ def test_what_does_not_fit_is_refused_counted_and_told_once_and_a_full_heals_it(
     writer: ChainWriter, follow: Callable[..., Followed], caplog: pytest.LogCaptureFixture
 ) -> None:
     followed = follow()
+    counted = {name: count for name, count in followed.metrics().items() if "refused" in name}
+    assert len(counted) == len(get_args(Reason)) and not any(counted.values())
     good = {name: {k: v.copy() for k, v in rows.items()} for name, rows in writer.rows.items()}
     writer.put("emb", [1], 30)
     writer.increment(chain="another")
@@ -119,6 +122,7 @@ def test_what_does_not_fit_is_refused_counted_and_told_once_and_a_full_heals_it(
     writer.rows = late
     told = followed.metrics()
     assert told['kvtools_follow_refused_total{model="default",reason="other-chain"}'] == 1
+    assert counted.keys() == {name for name in told if "refused" in name}  # each is there from the start
     assert told['kvtools_follow_lag_seconds{model="default"}'] > 0
     assert "another chain" in followed.follower.status.trouble
     writer.full()
@@ -276,12 +280,16 @@ def test_a_full_in_the_middle_that_stands_beside_its_increment_is_not_loaded(
     assert_serves(late, writer)
 
 
-def test_nothing_to_serve_is_an_error_unless_it_is_waited_for(tmp_path: Path) -> None:
+def test_nothing_to_serve_is_an_error_unless_it_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(BadInputError, match="no full checkpoint"):
         Followed(tmp_path / "run", tmp_path / "cache")
-    with pytest.raises(BadInputError, match="nowhere"):
+    caplog.clear()
+    with pytest.raises(BadInputError, match=r"nowhere.*; --wait waits for it"):
         Followed(tmp_path / "nowhere", tmp_path / "cache")
+    assert not caplog.records  # the error says it
+    Followed(tmp_path / "nowhere", tmp_path / "cache", wait=True)
+    assert [record.message.count("waiting for it") for record in caplog.records] == [1]
     waiting = Followed(tmp_path / "run", tmp_path / "cache", wait=True)
     assert "default" in waiting.catalog.unready()
     writer = ChainWriter(tmp_path / "run", {"emb": 3, "also": 2})
@@ -289,6 +297,24 @@ def test_nothing_to_serve_is_an_error_unless_it_is_waited_for(tmp_path: Path) ->
     writer.full()
     waiting.look()
     assert_serves(waiting, writer)
+
+
+def test_another_run_that_is_copied_over_the_folder_is_served(
+    writer: ChainWriter, follow: Callable[..., Followed], tmp_path: Path
+) -> None:
+    writer.full(beside=True)
+    followed = follow()
+    assert_serves(followed, writer, 2)
+    other = ChainWriter(tmp_path / "other", {"emb": 3, "also": 2})
+    other.put("emb", range(9), 5)
+    other.full()
+    for key in (1, 2):
+        other.put("emb", [key], 6)
+        other.increment()
+    shutil.copytree(other.folder, writer.folder, dirs_exist_ok=True)  # the run before's ckpt-2 is left
+    followed.look()
+    assert_serves(followed, other, 3)
+    assert followed.follower.status.trouble == ""
 
 
 def test_a_file_that_was_written_over_is_loaded_anew(

@@ -314,7 +314,8 @@ def test_what_killed_writers_left_is_removed(copied):
     manager.restore_or_initialize()
     assert (copied / "ckpt-6.data-00000-of-00001").exists()  # who only reads removes nothing
     manager.save()
-    assert not list(copied.glob(".*")) and not list(copied.glob("ckpt-6.data*"))
+    assert [path.name for path in copied.glob(".*")] == [".ckpt.writer"]
+    assert not list(copied.glob("ckpt-6.data*"))
     assert names(copied)[-1] == "ckpt-6.delta"
 
 
@@ -456,11 +457,30 @@ def test_a_flipped_bit_is_found_before_anything_is_restored(name, copied):
         ({"full_every": 1.0, "delta_every": 2.0}, "contradict each other"),
         ({"max_removed": -1}, "max_removed"),
         ({"checkpoint_interval": 5}, "step_counter"),
+        ({"full_every": "x"}, "full_every must be 0 or more seconds, or None, got 'x'"),
+        ({"max_to_keep": 1.5}, "max_to_keep must be 1 or more fulls"),
+        ({"max_removed": "many"}, "max_removed must be 0 or more keys"),
+        ({"checkpoint_name": "a/b"}, "checkpoint_name .* got 'a/b'"),
+        ({"checkpoint_name": ""}, "checkpoint_name"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         tfplugin.CheckpointManager(tf.train.Checkpoint(), tmp_path, **options)
+
+
+def test_an_init_fn_that_is_no_function_is_refused_before_it_is_needed(tmp_path):
+    with pytest.raises(TypeError, match="init_fn must be a function without arguments, or None, got 3"):
+        tfplugin.CheckpointManager(tf.train.Checkpoint(), tmp_path, init_fn=3)
+
+
+def test_fulls_more_often_than_increments_come_by_default_take_increments_along(tmp_path):
+    manager = tfplugin.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), tmp_path, full_every=0)
+    manager.save()
+    assert manager.is_due()
+    manager.save()
+    manager.sync()
+    assert names(tmp_path) == ["ckpt-1", "ckpt-2.delta", "ckpt-2"]
 
 
 def test_what_cannot_be_in_a_chain_is_named(tmp_path):

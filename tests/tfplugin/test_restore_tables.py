@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfplugin
+from kvtools.chain import ChainError
 
 v1 = tf.compat.v1
 KEYS = np.arange(40)
@@ -118,3 +121,51 @@ def test_rows_of_another_width_are_an_error_and_change_nothing(path):
     with pytest.raises(tf.errors.InvalidArgumentError, match="rows of dim 4, key-value variable 'user' has dim 5"):
         tfplugin.restore_tables(path, table)
     assert int(table.size()) == 1
+
+
+@pytest.mark.parametrize("parts", [None, 3])
+@pytest.mark.parametrize("graph", [False, True])
+def test_of_the_folder_of_a_chain_the_increments_come_too(tmp_path, rows_of, parts, graph):
+    tables = _made()
+    optimizer = _trained(tables)
+    trained = tables["user"]
+    checkpoint = tf.train.Checkpoint(**tables, optimizer=optimizer)
+    manager = tfplugin.CheckpointManager(checkpoint, tmp_path, delta_every=0.0, full_every=3600.0)
+    manager.save()
+    for n in range(2):
+        trained.upsert([5, 100 + n], np.full([2, 4], n, np.float32))
+        trained.remove([n])
+        manager.save()
+    expected = {int(key): row for key, row in zip(*map(np.asarray, trained.export()), strict=True)}
+    assert len(expected) == 40
+    for path in (tmp_path, tmp_path / "ckpt"):
+        with tf.Graph().as_default() if graph else contextlib.nullcontext():
+            table = _made(parts)["user"]
+            restored = tfplugin.restore_tables(path, table)
+            exported = table.export()
+            if graph:
+                with v1.Session() as session:
+                    session.run(v1.global_variables_initializer())
+                    session.run(restored)
+                    exported = session.run(exported)
+            else:
+                assert restored == {"user": 40}
+                np.testing.assert_array_equal(rows_of(table, KEYS[2:], "Adam.v"), rows_of(trained, KEYS[2:], "Adam.v"))
+        found = {int(key): row for key, row in zip(*map(np.asarray, exported), strict=True)}
+        assert found.keys() == expected.keys()
+        assert all((found[key] == expected[key]).all() for key in found)
+
+
+def test_a_chain_that_has_lost_a_member_is_an_error_and_changes_nothing(tmp_path):
+    trained = tf.get_kv_variable("user", 4)
+    manager = tfplugin.CheckpointManager(
+        tf.train.Checkpoint(user=trained), tmp_path, delta_every=0.0, full_every=3600.0
+    )
+    for n in range(3):
+        trained.upsert([n], np.ones([1, 4], np.float32))
+        manager.save()
+    (tmp_path / "ckpt-2.delta.index").unlink()
+    table = tf.get_kv_variable("user", 4)
+    with pytest.raises(ChainError, match="gap: increment 2 is missing"):
+        tfplugin.restore_tables(tmp_path, table)
+    assert int(table.size()) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import keras
@@ -180,3 +181,52 @@ def test_the_tables_of_a_keras_model_and_of_a_layer(other, library):
     assert tfplugin.warm_start(path, model, {"user": "scope/emb", "item": None}) == {"user": 50}
     np.testing.assert_array_equal(_rows(user.table, sample.keys), sample.values)
     assert tfplugin.warm_start(path, item, {"item": "scope/emb"}) == {"item": 50}
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("parts", [None, 3])
+def test_the_rows_that_are_there_are_told_and_those_that_are_not_are_logged(other, caplog, graph, parts):
+    path, sample = other
+    padding = int(sample.keys[7])
+
+    def started_with(**limits):
+        """What warm_start told, the size of the table, and the log."""
+        caplog.clear()
+        partitioner = parts and v1.fixed_size_partitioner(parts)
+        with tf.Graph().as_default() if graph else contextlib.nullcontext():
+            table = tf.get_kv_variable("user", 4, partitioner=partitioner, **limits)
+            told, size = tfplugin.warm_start(path, {table: "scope/emb"}), None
+            if not graph:
+                return told["user"], int(table.size()), caplog.text
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                told = session.run(told)
+                size = session.run(table.size())
+            return told["user"], size, caplog.text
+
+    assert started_with() == (50, 50, "")
+    assert started_with(max_capacity=900) == (50, 50, "")
+    told, size, log = started_with(padding_key=padding)
+    assert told == size == 49
+    assert f"49 of its 50 rows are in key-value variable 'user': 1 has its padding_key, {padding}." in log
+    told, size, log = started_with(max_capacity=12, padding_key=padding)
+    assert told == size == 12
+    assert f"12 of its 50 rows are in key-value variable 'user': 1 has its padding_key, {padding}, 37 went by" in log
+    assert "max_capacity=12." in log
+
+
+def test_of_the_folder_of_a_chain_the_increments_come_too(tmp_path):
+    trained = tf.get_kv_variable("user", 4)
+    manager = tfplugin.CheckpointManager(
+        tf.train.Checkpoint(user=trained), tmp_path, delta_every=0.0, full_every=3600.0
+    )
+    trained.upsert([1, 2], np.zeros([2, 4], np.float32))
+    manager.save()
+    trained.upsert([2, 3], np.ones([2, 4], np.float32))
+    trained.remove([1])
+    manager.save()
+    (name,) = kvtools.open(tmp_path).tables
+    for path in (tmp_path, tmp_path / "ckpt"):
+        table = tf.get_kv_variable("user", 4)
+        assert tfplugin.warm_start(path, {table: name}) == {"user": 2}
+        np.testing.assert_array_equal(_rows(table, [2, 3]), np.ones([2, 4]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import numbers
 import os
 import threading
 import time
@@ -35,8 +36,16 @@ from tfplugin.chain.kept import Kept, remove_leavings
 from tfplugin.chain.saver_model import SaverModel
 from tfplugin.chain.tables import ALL, Mark, Moment
 from tfplugin.chain.training_loop import callback_of, hook_of
+from tfplugin.chain.writer_lock import WriterLock
 
 _log = logging.getLogger("tfplugin")
+
+
+class _Unsaid(float):
+    """A number that nobody has given."""
+
+
+_DELTA_EVERY = _Unsaid(60.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +71,8 @@ class CheckpointManager:
     It has the methods of ``tf.train.CheckpointManager``. A member of the chain is as of one moment between two steps:
     every row with its slots, stamps and scores, and all dense variables. A thread writes it while training goes on.
     The newest full and the increments after it restore what a full of the last moment would have; docs/chain.md says
-    how they lie in the folder. One manager at a time may write to a folder.
+    how they lie in the folder. One manager at a time may write to a chain: it holds a lock from its first `save` on,
+    until `close`, until nobody has it any longer, or until its process ends. One that only restores takes none.
 
     Args:
       checkpoint: a ``tf.train.Checkpoint`` (eager mode), or a ``tf.compat.v1.train.Saver`` (in sessions).
@@ -71,7 +81,7 @@ class CheckpointManager:
         when a newer one is whole.
       full_every: seconds from one full to the next; None: only where an increment cannot be had.
       delta_every: seconds from one increment to the next in `save_if_due`, which the callback and the hook call; None:
-        no increments, each checkpoint is a full.
+        no increments, each checkpoint is a full. Default: 60, or `full_every` where that is less.
       keep_checkpoint_every_n_hours: of the fulls that would go, one in so many hours stays, without increments.
       checkpoint_name: what names of files begin with.
       step_counter: a variable with the number of the step; it goes into the record of each member. Default: the global
@@ -100,7 +110,7 @@ class CheckpointManager:
         directory: Any,
         max_to_keep: int | None = 3,
         full_every: float | None = 3600.0,
-        delta_every: float | None = 60.0,
+        delta_every: float | None = _DELTA_EVERY,
         *,
         keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
@@ -109,7 +119,14 @@ class CheckpointManager:
         init_fn: Callable[[], Any] | None = None,
         max_removed: int = 1 << 20,
     ) -> None:
+        if isinstance(delta_every, _Unsaid) and _is_number(full_every) and full_every < delta_every:
+            delta_every = full_every
         _check_numbers(max_to_keep, full_every, delta_every, max_removed)
+        _check_name(checkpoint_name)
+        if init_fn is not None and not callable(init_fn):
+            raise TypeError(
+                f"tfplugin.CheckpointManager: init_fn must be a function without arguments, or None, got {init_fn!r}."
+            )
         if checkpoint_interval is not None and step_counter is None:
             raise ValueError("tfplugin.CheckpointManager: checkpoint_interval wants a step_counter to count by.")
         text = os.fspath(directory)
@@ -152,6 +169,11 @@ class CheckpointManager:
         self._writing_full: Future[str] | None = None
         self._started: Path | None = None
         self._cleaned = False
+        self._writer_lock = WriterLock(self._folder, checkpoint_name)
+        #: The newest member that this manager has written or restored. A newer one is another writer's.
+        self._newest: Previous | None = None
+        #: The newest full that it has written of an increment's moment.
+        self._newest_full: Previous | None = None
         self._last_save = -float("inf")
         self._last_full = -float("inf")
 
@@ -210,6 +232,8 @@ class CheckpointManager:
 
         Raises:
           RuntimeError: this member, or one before it, could not be written; the cause says why. What is there stays.
+            Or another manager, of this process or of another one, writes to the chain, or has written to it since this
+            one last did: nothing is written then.
         """
         if checkpoint_number is not None:
             raise ValueError(
@@ -267,6 +291,7 @@ class CheckpointManager:
             for member in chain:
                 check_bytes(member)
             self._line = None
+            self._newest = Previous(chain[-1].number, fingerprint(chain[-1].prefix))
             self._restored = [member.prefix for member in chain]
             self._model.restore(session, [str(prefix) for prefix in self._restored])
             self._model.look(session, 0)
@@ -286,6 +311,20 @@ class CheckpointManager:
             full, self._writing_full = self._writing_full, None
             if full is not None:
                 self._result(full)
+
+    def close(self) -> None:
+        """Waits as `sync` does, and lets another manager write to the chain. The next `save` takes it back.
+
+        Raises:
+          RuntimeError: as of `sync`. It is let go all the same.
+        """
+        with self._lock:
+            try:
+                self.sync()
+            finally:
+                pending = [one for one in (self._writing_line, self._writing_full) if one is not None]
+                futures.wait(pending)
+                self._writer_lock.release()
 
     # ---- More --------------------------------------------------------------------------------------------------------
 
@@ -368,15 +407,17 @@ class CheckpointManager:
     def _start(self, session: Any, step: int | None) -> list[Future[str]]:
         """Cuts what is due, and has it written. Gives what ends when it is."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._hold()
+        found = members(self._folder, self._name)
+        self._check_alone(found)
         if not self._cleaned:
             remove_leavings(self._folder, self._name)
             self._cleaned = True
-        found = members(self._folder, self._name)
         line = self._line
         number = max([*(one.number for one in found), 0 if line is None else line.last.sequence]) + 1
         self._model.look(session, number)
         fulls = [one.number for one in found if one.kind == "full"]
-        why = self._why_full(session, line, fulls)
+        why = self._why_full(session, line, fulls, found)
         now = time.monotonic()
         self._last_save = now
         if self._restored and not self._model.awaits_more():
@@ -400,13 +441,47 @@ class CheckpointManager:
             written.append(self._start_full(session, line, number, whole, written[0]))
         return written
 
-    def _why_full(self, session: Any, line: _Line | None, fulls: list[int]) -> str:
+    def _hold(self) -> None:
+        """Sees to it that nobody else writes to the chain."""
+        try:
+            self._writer_lock.hold()
+        except BlockingIOError as error:
+            raise RuntimeError(
+                f"tfplugin.CheckpointManager of '{self._directory}': {error.strerror} writes to this chain, and two "
+                "writers would break it; nothing was saved. End that process, or close() its manager, and then "
+                "restore_or_initialize() here; or save to another directory, or under another checkpoint_name."
+            ) from error
+        except OSError as error:
+            raise RuntimeError(f"tfplugin.CheckpointManager of '{self._directory}': {error}") from error
+
+    def _check_alone(self, found: list[Member]) -> None:
+        """Raises where somebody else has written to the chain."""
+        known = self._newest
+        if known is None or not found:
+            return
+        newest = found[-1]
+        if newest.number < known.sequence:
+            return
+        if newest.number == known.sequence:
+            there = {Previous(one.number, fingerprint(one.prefix)) for one in found if one.number == newest.number}
+            if there & {known, self._newest_full}:
+                return
+        raise RuntimeError(
+            f"tfplugin.CheckpointManager of '{self._directory}': another writer has put '{newest.prefix.name}' there "
+            f"since this manager wrote or restored member {known.sequence}; nothing was saved. End the other writer, "
+            "and restore_or_initialize() here, which goes on from what is there; or save to another directory, or "
+            "under another checkpoint_name."
+        )
+
+    def _why_full(self, session: Any, line: _Line | None, fulls: list[int], found: list[Member]) -> str:
         if line is None:
             return "it is the first of this run"
         if self._delta_every is None:
             return "there are to be no increments"
         if not fulls or fulls[-1] < line.full:
             return f"full {line.full}, which an increment would go back to, is gone"
+        if found[-1].number < line.last.sequence:
+            return f"member {line.last.sequence}, which an increment would follow, is gone"
         return self._model.why_no_increment(session, line.marks)
 
     def _start_break(self, session: Any, number: int, step: int | None) -> Future[str]:
@@ -423,8 +498,9 @@ class CheckpointManager:
 
         def work(prefix: Path) -> str:
             mark = self._write(session, moment, prefix, write, record)
+            self._newest = Previous(number, mark)
+            self._line = _Line(chain, self._newest, number, moment.marks)
             self._model.forget(session, moment.marks)
-            self._line = _Line(chain, Previous(number, mark), number, moment.marks)
             self._kept.add(Member(number, "full", prefix), held)
             return str(prefix)
 
@@ -440,8 +516,9 @@ class CheckpointManager:
 
         def work(prefix: Path) -> str:
             mark = self._write(session, moment, prefix, write, record)
+            self._newest = Previous(number, mark)
+            self._line = dataclasses.replace(line, last=self._newest, marks=moment.marks)
             self._model.forget(session, moment.marks)
-            self._line = dataclasses.replace(line, last=Previous(number, mark), marks=moment.marks)
             return str(prefix)
 
         self._writing_line = self._line_writer.submit(work, self._started)
@@ -470,8 +547,8 @@ class CheckpointManager:
             def record(counts: dict[str, TableCounts]) -> str:
                 return Record(line.chain, number, "full", number, previous, moment.time, moment.step, counts).to_json()
 
-            self._write(session, moment, path, write, record)
-            self._kept.add(Member(number, "full", path), held)
+            self._newest_full = Previous(number, self._write(session, moment, path, write, record))
+            self._kept.add(Member(number, "full", path), held)  # which may remove the increment
             return str(path)
 
         self._writing_full = self._full_writer.submit(work)
@@ -540,19 +617,35 @@ def _told(callback: Callable[..., Any]) -> Callable[[Future[str]], None]:
     return tell
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name or name.startswith(".") or "/" in name or "\0" in name:
+        raise ValueError(
+            "tfplugin.CheckpointManager: checkpoint_name is what names of files in the directory begin with, with no "
+            f"'/' in it and no '.' before it, got {name!r}: say 'ckpt', and put folders into the directory."
+        )
+
+
 def _check_numbers(
     max_to_keep: int | None, full_every: float | None, delta_every: float | None, max_removed: int
 ) -> None:
     what = "tfplugin.CheckpointManager"
-    if max_to_keep is not None and (isinstance(max_to_keep, bool) or int(max_to_keep) < 1):
+    if max_to_keep is not None and (not _is_whole(max_to_keep) or max_to_keep < 1):
         raise ValueError(f"{what}: max_to_keep must be 1 or more fulls, or None for all, got {max_to_keep!r}.")
     for name, value in (("full_every", full_every), ("delta_every", delta_every)):
-        if value is not None and (isinstance(value, bool) or not value >= 0):
+        if value is not None and (not _is_number(value) or not value >= 0):
             raise ValueError(f"{what}: {name} must be 0 or more seconds, or None, got {value!r}.")
     if full_every is not None and delta_every is not None and full_every < delta_every:
         raise ValueError(
             f"{what}: full_every={full_every!r} and delta_every={delta_every!r} contradict each other: increments come "
             "between fulls, so they are at least as frequent. For fulls alone say delta_every=None."
         )
-    if isinstance(max_removed, bool) or int(max_removed) < 0:
+    if not _is_whole(max_removed) or max_removed < 0:
         raise ValueError(f"{what}: max_removed must be 0 or more keys, got {max_removed!r}.")

@@ -32,10 +32,10 @@ class _SavesBetweenBatches:
             self.manager.save_if_due(step=self._step())
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Saves, and waits until it is written."""
+        """Saves, waits until it is written, and lets go of the folder."""
         del logs
         self.manager.save(check_interval=False, step=self._step())
-        self.manager.sync()
+        self.manager.close()
 
 
 def callback_of(keras: Any) -> Any:
@@ -61,7 +61,7 @@ class _SavesBetweenSteps(v1.train.SessionRunHook):
 
     def end(self, session: Any) -> None:
         self._manager.save(check_interval=False, session=session)
-        self._manager.sync()
+        self._manager.close()
 
 
 def hook_of(manager: Any, restore: bool) -> v1.train.SessionRunHook:
