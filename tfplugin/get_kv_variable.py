@@ -153,8 +153,8 @@ def get_kv_variable(
         `ExpireBelowNorm`, `ExpireBelowFrequency` and `KeepTop`. An age is a hard bound: no lookup gives a row past it,
         and a key that comes back gets a new row. `KvVariable.evict` evicts on demand.
       expire_every: in about how many updates the policies come round once, beside training, a few rows with each
-        update; less often where that would take more than a twentieth of the time. 0: rows past their age stay in memory
-        until they are written, saved or evicted on demand.
+        update; less often where that would take more than a twentieth of the time. 0: rows past their age stay in
+        memory until they are written, saved or evicted on demand.
       expire_on_save: whether the rows of all policies go before each save. Rows past their age are never saved.
 
     Returns:

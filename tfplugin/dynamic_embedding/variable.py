@@ -353,7 +353,7 @@ def table_policies(
         return None
     what = f"Dynamic embedding variable '{name}'"
     if tf.string in (key_dtype, tf.as_dtype(value_dtype)):
-        raise ValueError(f"{what}: tables of strings admit every key: hash them (tf.strings.to_hash_bucket_fast).")
+        raise ValueError(f"{what}: tables of strings have no policies: hash the keys (tf.strings.to_hash_bucket_fast).")
     if not isinstance(kv_creator, EngineTableCreator):
         raise ValueError(
             f"{what}: the tables of a {type(kv_creator).__name__} admit every key and expire none: leave "
