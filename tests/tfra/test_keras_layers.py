@@ -513,11 +513,11 @@ def test_a_model_with_nadam_of_keras_3_is_loaded_and_goes_on_as_if_it_had_not_st
     keras = tf.keras
     model = model_of(keras, de.keras.layers.SquashedEmbedding(4, name="with_nadam"))
     model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Nadam(0.05)), loss="mse")
-    model.fit(IDS, np.ones([3, 1]), epochs=3, verbose=0)
+    model.fit(IDS, np.ones([3, 1]), epochs=3, shuffle=False, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    for one in (model, loaded):
-        one.fit(IDS, np.ones([3, 1]), epochs=3, verbose=0)
+    for one in (model, loaded):  # in one order: sums of other orders differ by a bit
+        one.fit(IDS, np.ones([3, 1]), epochs=3, shuffle=False, verbose=0)
     np.testing.assert_array_equal(loaded.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
 
 
