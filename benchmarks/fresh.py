@@ -118,7 +118,7 @@ class Training:
                 wanted = int(self.changed * self.every)
                 window = self.random.permutation(np.unique(self.random.integers(0, self.rows, 2 * wanted)))[:wanted]
                 window_ends, shuffled = now + self.every, window
-            if len(shuffled) < BATCH:
+            while len(shuffled) < BATCH:
                 shuffled = np.concatenate([shuffled, self.random.permutation(window)])
             ids, shuffled = shuffled[:BATCH].copy(), shuffled[BATCH:]
             probed = told is not None and now >= probe_due

@@ -484,7 +484,11 @@ class TrainedModel:
         unused = [one for one in self.checkpoint.variables if one not in self.variables]
         if unused:
             size = sum(one.bytes for one in unused)
-            reasons.append(f"{len(unused)} dense variables, {size} bytes: nothing that is served uses them")
+            many = len(unused) > 1
+            reasons.append(
+                f"{len(unused)} dense variable{'s' * many}, {size} bytes: nothing that is served uses "
+                f"{'them' if many else 'it'}"
+            )
         return reasons
 
     def warnings(self, exports: Sequence[TableExport]) -> list[str]:

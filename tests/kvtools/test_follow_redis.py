@@ -192,7 +192,7 @@ def test_the_command_is_killed_again_and_again_and_ends_with_what_the_chain_has(
     command = [sys.executable, "-m", "kvtools.cli.main", "follow", str(writer.folder), "--to", url, "--poll", "0.01"]
     rng = np.random.default_rng(2)
     for _ in range(6):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=writer.folder)
         for _ in range(4):
             writer.put("emb", rng.integers(0, 2000, 300).tolist(), writer.number)
             writer.remove("emb", rng.integers(0, 2000, 100).tolist())
@@ -201,7 +201,7 @@ def test_the_command_is_killed_again_and_again_and_ends_with_what_the_chain_has(
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=writer.folder)
 
     def caught_up() -> Any:
         return json.loads(server.client().get("kvtools:follow"))["sequence"] == writer.number

@@ -66,7 +66,8 @@ def test_exports_answer_as_tfra(
 ) -> None:
     path = models / name / "export"
     assert {table.name for table in exports[name].tables} == MODELS[name][1]
-    assert exports[name].left_out == exports[name].warnings == []
+    steps = ["1 dense variable, 8 bytes: nothing that is served uses it"] if name == "estimator" else []
+    assert exports[name].left_out == steps and exports[name].warnings == []
     assert not list(foreign_nodes((path / "saved_model.pb").read_bytes()))
     older, here = (found[str(path)] for found in answers)
     assert sum(len(next(iter(fed.values()))) for _, fed, _ in asked[name]) >= 10_000

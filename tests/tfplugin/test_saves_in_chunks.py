@@ -127,7 +127,7 @@ print(peak_of(lambda: tfplugin.restore_tables(sys.argv[1] + "-whole", table)))
 @pytest.mark.thorough
 def test_at_most_256_mebibytes_beside_the_table(tmp_path):
     run = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path / "c")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEMORY, str(tmp_path / "c")], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert [float(peak) < 256 for peak in run.stdout.split()] == [True, True], run.stdout
 
@@ -150,7 +150,7 @@ while True:
 @pytest.mark.parametrize("how", ["at once", "async"])
 def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path, how):
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), how]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         for saved in range(3):
             assert process.stdout.readline(), saved
         process.kill()
