@@ -227,27 +227,24 @@ def get_kv_variable(
 
         def make(part_name: str, part: int, of: int) -> KvVariable:
             with placement.on_next_parameter_server(part_name):
-                return made_here(part_name, part, of)
-
-        def made_here(part_name: str, part: int, of: int) -> KvVariable:
-            variable = KvVariable(
-                part_name,
-                dim,
-                key,
-                value,
-                init,
-                regularizer=regularizer,
-                trainable=trainable,
-                constraint=constraint,
-                capacity_hint=-(-capacity_hint // of),
-                max_capacity=-(-max_capacity // of),
-                eviction=eviction,
-                max_hbm=max_hbm,
-                policies=policies.of_part(of),
-                part=part,
-                parts=of,
-                partitioned_name=None if parts is None else full_name,
-            )
+                variable = KvVariable(
+                    part_name,
+                    dim,
+                    key,
+                    value,
+                    init,
+                    regularizer=regularizer,
+                    trainable=trainable,
+                    constraint=constraint,
+                    capacity_hint=-(-capacity_hint // of),
+                    max_capacity=-(-max_capacity // of),
+                    eviction=eviction,
+                    max_hbm=max_hbm,
+                    policies=policies.of_part(of),
+                    part=part,
+                    parts=of,
+                    partitioned_name=None if parts is None else full_name,
+                )
             add_to_collections(variable, collections, trainable)
             return variable
 

@@ -16,7 +16,6 @@ from tfplugin.fused_lookup import can_fuse, gather_many
 from tfplugin.keys import keys_to_tensor
 from tfplugin.kv_variable import KvVariable, refuse_dense_value
 from tfplugin.not_dense import NotDense
-from tfplugin.ops import raw
 from tfplugin.policies import Policies
 from tfplugin.row_counts import RowCounts
 from tfplugin.row_expiry import RowExpiry
@@ -115,15 +114,6 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
             f"{len(self._parts)} parts>"
         )
 
-    def _owned(self, keys: Any) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """Keys as a tensor, then per part: the flat positions of its keys, and the keys."""
-        keys = keys_to_tensor(keys, self.key_dtype, self._name)
-        flat = tf.reshape(keys, [-1])
-        count = len(self._parts)
-        owner = raw.kv_table_partition(flat, parts=count)
-        positions = tf.dynamic_partition(tf.range(tf.size(flat)), owner, count)
-        return keys, positions, tf.dynamic_partition(flat, owner, count)
-
     @tf.autograph.experimental.do_not_convert
     def sparse_read(
         self,
@@ -144,7 +134,7 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
             keys = keys_to_tensor(indices, self.key_dtype, self._name)
             return gather_many([self._parts], [keys], train, missing, name)[0]
         with tf.name_scope(name or "kv_lookup"):
-            keys, positions, part_keys = self._owned(indices)
+            keys, positions, part_keys = self._by_part(indices)
             rows = [
                 part.sparse_read(owned, training=train, missing=missing, admission=admission)
                 for part, owned in zip(self._parts, part_keys, strict=True)
@@ -165,7 +155,7 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """As `KvVariable.sparse_read_and_evict`; what the parts evict comes part after part."""
         with tf.name_scope(name or "kv_lookup"):
-            keys, positions, part_keys = self._owned(keys)
+            keys, positions, part_keys = self._by_part(keys)
             read = [
                 part.sparse_read_and_evict(owned, training=training, admission=admission)
                 for part, owned in zip(self._parts, part_keys, strict=True)
@@ -184,7 +174,7 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
 
     def set_scores(self, keys: Any, scores: Any) -> tf.Tensor:
         """As `KvVariable.set_scores`."""
-        _, positions, part_keys = self._owned(keys)
+        _, positions, part_keys = self._by_part(keys)
         flat = tf.reshape(scores_tensor(scores), [-1])
         return tf.add_n(
             [
@@ -199,25 +189,22 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
 
     def contains(self, keys: Any) -> tf.Tensor:
         """Whether each key is there: bool, shape of keys."""
-        keys, positions, part_keys = self._owned(keys)
+        keys, positions, part_keys = self._by_part(keys)
         found = [part.contains(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
-        return tf.reshape(tf.dynamic_stitch(positions, found), tf.shape(keys))
+        return self._in_places(keys, positions, found)
 
     def stamps(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Frequency and version of keys; as `KvVariable.stamps`."""
-        keys, positions, part_keys = self._owned(keys)
+        keys, positions, part_keys = self._by_part(keys)
         stamps = [part.stamps(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
-        freqs, versions = (
-            tf.reshape(tf.dynamic_stitch(positions, list(column)), tf.shape(keys))
-            for column in zip(*stamps, strict=True)
-        )
+        freqs, versions = (self._in_places(keys, positions, list(column)) for column in zip(*stamps, strict=True))
         return freqs, versions
 
     def zeroed(self, keys: Any) -> tf.Tensor:
         """Whether a group penalty has zeroed the row of each key: bool, shape of keys."""
-        keys, positions, part_keys = self._owned(keys)
+        keys, positions, part_keys = self._by_part(keys)
         zeroed = [part.zeroed(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
-        return tf.reshape(tf.dynamic_stitch(positions, zeroed), tf.shape(keys))
+        return self._in_places(keys, positions, zeroed)
 
     def zeroed_rows(self) -> tf.Tensor:
         """How many rows of all parts a group penalty has zeroed: scalar int64."""
@@ -240,7 +227,7 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
         return self._write("accumulate", keys, deltas)
 
     def _write(self, method: str, keys: Any, rows: Any) -> tf.Operation | None:
-        keys, positions, part_keys = self._owned(keys)
+        keys, positions, part_keys = self._by_part(keys)
         rows = tf.convert_to_tensor(rows, self.dtype)
         wanted = keys.shape.concatenate([self.dim])
         flat = tf.TensorShape([keys.shape.num_elements(), self.dim])
@@ -259,7 +246,7 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
 
     def remove(self, keys: Any) -> tf.Tensor:
         """Removes keys; returns how many were there: scalar int64."""
-        _, _, part_keys = self._owned(keys)
+        _, _, part_keys = self._by_part(keys)
         return tf.add_n([part.remove(owned) for part, owned in zip(self._parts, part_keys, strict=True)])
 
     def clear(self) -> tf.Operation | None:

@@ -9,6 +9,7 @@
 #include "errors.h"
 #include "expiry.h"
 #include "saved_counts.h"
+#include "saved_names.h"
 #include "table_cuts.h"
 #include "table_kernel.h"
 #include "table_writer.h"
@@ -151,17 +152,11 @@ class SaveCutOp : public Kernel {
 
  protected:
   absl::Status SetUp(OpKernelConstruction* ctx) override {
-    TF_RETURN_IF_ERROR(
-        ReadAttrs(ctx, "tensor_prefixes", &prefixes_, "names", &names_, "part", &part_, "parts", &parts_));
-    const size_t n = static_cast<size_t>(num_inputs()) - 2;
-    if (prefixes_.size() == n && names_.size() == n && part_.size() == n && parts_.size() == n) {
-      return absl::OkStatus();
-    }
-    return errors::InvalidArgument("KvTableSaveCut wants one prefix, name, part and parts per table");
+    return names_.Read(ctx, "KvTableSaveCut", num_inputs() - 2);
   }
 
   absl::Status Work(OpKernelContext* ctx) override {
-    const size_t n = prefixes_.size();
+    const size_t n = names_.size();
     const Tensor& numbers = ctx->input(num_inputs() - 1);
     if (ctx->input(0).NumElements() != 1 || numbers.NumElements() != static_cast<int64_t>(n)) {
       return errors::InvalidArgument("KvTableSaveCut wants one prefix and ", n, " cuts, got ",
@@ -194,10 +189,7 @@ class SaveCutOp : public Kernel {
     std::vector<SavedCounts> counts(n);
     for (size_t i = 0; i < n; ++i) {
       SavedTable& saved = tables[i];
-      saved.prefix = prefixes_[i];
-      saved.name = names_[i];
-      saved.part = part_[i];
-      saved.parts = parts_[i];
+      names_.Name(i, &saved);
       saved.schema = std::move(cuts[i].schema);
       saved.is_increment = cuts[i].is_increment;
       saved.step = cuts[i].step;
@@ -224,10 +216,7 @@ class SaveCutOp : public Kernel {
   }
 
  private:
-  std::vector<std::string> prefixes_;
-  std::vector<std::string> names_;
-  std::vector<int64_t> part_;
-  std::vector<int64_t> parts_;
+  SavedNames names_;
 };
 
 KVTOOLS_REGISTER(Name("KvTableTrackChanges"), TrackChangesOp);

@@ -41,6 +41,13 @@ absl::Status ReadSearch(const Tensor& tensor, kvtable::RankBy by, kvtable::RankS
   return absl::OkStatus();
 }
 
+absl::Status ReadRankBy(OpKernelConstruction* ctx, kvtable::RankBy* by) {
+  std::string name;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("by", &name));
+  *by = RankByNamed(name);
+  return absl::OkStatus();
+}
+
 absl::Status ReadNumber(const Tensor& tensor, const char* what, int64_t least, uint32_t* number,
                         bool* given) {
   if (tensor.NumElements() != 1) {
@@ -95,12 +102,7 @@ class CountRanksOp : public TableKernel {
   using TableKernel::TableKernel;
 
  protected:
-  absl::Status SetUp(OpKernelConstruction* ctx) override {
-    std::string by;
-    TF_RETURN_IF_ERROR(ctx->GetAttr("by", &by));
-    by_ = RankByNamed(by);
-    return absl::OkStatus();
-  }
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadRankBy(ctx, &by_); }
 
   const char* doing() const override { return "ranking rows of"; }
 
@@ -129,12 +131,7 @@ class SearchRanksOp : public Kernel {
   using Kernel::Kernel;
 
  protected:
-  absl::Status SetUp(OpKernelConstruction* ctx) override {
-    std::string by;
-    TF_RETURN_IF_ERROR(ctx->GetAttr("by", &by));
-    by_ = RankByNamed(by);
-    return absl::OkStatus();
-  }
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadRankBy(ctx, &by_); }
 
   absl::Status Work(OpKernelContext* ctx) override {
     kvtable::RankSearch search(by_, 1);

@@ -57,13 +57,6 @@ absl::Status CheckValueType(const TableConfig& config, tf::DataType output) {
                                  tf::DataTypeString(output));
 }
 
-absl::Status CheckKeyType(const TableConfig& config, tf::DataType output) {
-  if (output == config.key_dtype) return absl::OkStatus();
-  return errors::InvalidArgument("Key-value variable '", config.name, "' has ",
-                                 tf::DataTypeString(config.key_dtype), " keys, wanted ",
-                                 tf::DataTypeString(output));
-}
-
 // A column of an export, in host memory, that is made longer while it is read.
 class GrowingColumn {
  public:

@@ -16,6 +16,7 @@
 #include "kernel.h"
 #include "kernel_threads.h"
 #include "saved_counts.h"
+#include "saved_names.h"
 #include "table_resource.h"
 #include "table_writer.h"
 #include "tensorflow/core/platform/env.h"
@@ -65,13 +66,7 @@ class SaveOp : public Kernel {
 
  protected:
   absl::Status SetUp(OpKernelConstruction* ctx) override {
-    TF_RETURN_IF_ERROR(
-        ReadAttrs(ctx, "tensor_prefixes", &prefixes_, "names", &names_, "part", &part_, "parts", &parts_));
-    const size_t n = static_cast<size_t>(num_inputs()) - 1;
-    if (prefixes_.size() == n && names_.size() == n && part_.size() == n && parts_.size() == n) {
-      return absl::OkStatus();
-    }
-    return errors::InvalidArgument("KvTableSave wants one prefix, name, part and parts per table");
+    return names_.Read(ctx, "KvTableSave", num_inputs() - 1);
   }
 
   absl::Status Work(OpKernelContext* ctx) override {
@@ -85,7 +80,7 @@ class SaveOp : public Kernel {
     TF_RETURN_IF_ERROR(ctx->env()->RecursivelyCreateDir(folder));
     KernelThreads threads(ctx);
     std::vector<SavedTable> tables;
-    for (size_t i = 0; i < prefixes_.size(); ++i) {
+    for (size_t i = 0; i < names_.size(); ++i) {
       tf::core::RefCountPtr<TableResource> resource;
       std::shared_ptr<kvtable::Table> table;
       TF_RETURN_IF_ERROR(LookupTable(ctx, static_cast<int>(i) + 1, &resource, &table));
@@ -96,10 +91,7 @@ class SaveOp : public Kernel {
         return absl::OkStatus();
       }));
       saved.step = table->Now();
-      saved.prefix = prefixes_[i];
-      saved.name = names_[i];
-      saved.part = part_[i];
-      saved.parts = parts_[i];
+      names_.Name(i, &saved);
       saved.schema = table->schema();
       AddCounts(saved.config, *table, &saved.more);
       saved.exporter = table->Export();
@@ -111,10 +103,7 @@ class SaveOp : public Kernel {
   }
 
  private:
-  std::vector<std::string> prefixes_;
-  std::vector<std::string> names_;
-  std::vector<int64_t> part_;
-  std::vector<int64_t> parts_;
+  SavedNames names_;
 };
 
 KVTOOLS_REGISTER(Name("KvTableSave"), SaveOp);

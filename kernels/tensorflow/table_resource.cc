@@ -170,6 +170,13 @@ absl::Status CheckKeys(const TableConfig& config, const tf::Tensor& keys) {
                                  tf::DataTypeString(keys.dtype()), ": cast the ids.");
 }
 
+absl::Status CheckKeyType(const TableConfig& config, tf::DataType output) {
+  if (output == config.key_dtype) return absl::OkStatus();
+  return errors::InvalidArgument("Key-value variable '", config.name, "' has ",
+                                 tf::DataTypeString(config.key_dtype), " keys, wanted ",
+                                 tf::DataTypeString(output));
+}
+
 namespace {
 
 // Says so, once, where the filter of a table's admission has more keys than it was made for.

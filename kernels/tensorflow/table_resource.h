@@ -115,6 +115,9 @@ absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
 // Checks that a tensor has the dtype that the variable's keys have.
 absl::Status CheckKeys(const TableConfig& config, const tensorflow::Tensor& keys);
 
+// Checks that keys of the variable may be taken for those of an output.
+absl::Status CheckKeyType(const TableConfig& config, tensorflow::DataType output);
+
 // What a lookup of `mode` ("train", "zeros" or "initial") does with missing keys.
 kvtable::MissingKeys MissingKeysOf(const std::string& mode, TableResource* resource);
 

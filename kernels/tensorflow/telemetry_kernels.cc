@@ -51,18 +51,6 @@ double SquareOf(const T* row, int64_t dim) {
   return square;
 }
 
-// What is found of rows, by one thread.
-struct Found {
-  explicit Found(size_t buckets) : counts(buckets, 0) {}
-
-  std::vector<int64_t> counts;
-  double sum = 0.0;
-  double squares = 0.0;
-  double least = std::numeric_limits<double>::infinity();
-  double greatest = 0.0;
-  int64_t nan_rows = 0;
-};
-
 class SurveyOp : public TableKernel {
  public:
   using TableKernel::TableKernel;
@@ -75,11 +63,7 @@ class SurveyOp : public TableKernel {
   const char* doing() const override { return "surveying"; }
 
   absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
-    if (open->config().key_dtype != output_type(0)) {
-      return errors::InvalidArgument("Key-value variable '", open->config().name, "' has ",
-                                     tf::DataTypeString(open->config().key_dtype), " keys, wanted ",
-                                     tf::DataTypeString(output_type(0)));
-    }
+    TF_RETURN_IF_ERROR(CheckKeyType(open->config(), output_type(0)));
     const auto limits = ctx->input(1).vec<double>();
     if (!std::is_sorted(limits.data(), limits.data() + limits.size())) {
       return errors::InvalidArgument("limits must be in ascending order");
@@ -124,7 +108,12 @@ class SurveyOp : public TableKernel {
                                           &rows, OnHost()));
     std::vector<Key> keys(kSurveyedAtATime);
     std::vector<uint32_t> freqs(kSurveyedAtATime);
-    Found found(static_cast<size_t>(bucket_count));
+    std::vector<int64_t> counts(static_cast<size_t>(bucket_count), 0);
+    double sum = 0.0;
+    double squares = 0.0;
+    double least = std::numeric_limits<double>::infinity();
+    double greatest = 0.0;
+    int64_t nan_count = 0;
     std::vector<Key> nan_keys;
     // The least frequent of the hot ones first: a heap.
     using Hot = std::pair<uint32_t, Key>;
@@ -145,16 +134,15 @@ class SurveyOp : public TableKernel {
         const Key key = keys[static_cast<size_t>(i)];
         const double square = SquareOf(values + i * dim, dim);
         if (!std::isfinite(square)) {
-          ++found.nan_rows;
+          ++nan_count;
           if (static_cast<int64_t>(nan_keys.size()) < most_nan_) nan_keys.push_back(key);
         } else {
           const double norm = std::sqrt(square);
-          ++found.counts[static_cast<size_t>(std::lower_bound(limits, limits + bucket_count - 1, norm) -
-                                             limits)];
-          found.sum += norm;
-          found.squares += square;
-          found.least = std::min(found.least, norm);
-          found.greatest = std::max(found.greatest, norm);
+          ++counts[static_cast<size_t>(std::lower_bound(limits, limits + bucket_count - 1, norm) - limits)];
+          sum += norm;
+          squares += square;
+          least = std::min(least, norm);
+          greatest = std::max(greatest, norm);
         }
         const Hot candidate{freqs[static_cast<size_t>(i)], key};
         if (static_cast<int64_t>(hot.size()) < most_hot_) {
@@ -187,10 +175,10 @@ class SurveyOp : public TableKernel {
       static_cast<Key*>(hot_keys->data())[i] = hot[i].second;
       hot_freqs->vec<uint32_t>()(static_cast<int64_t>(i)) = hot[i].first;
     }
-    std::copy(found.counts.begin(), found.counts.end(), buckets->vec<int64_t>().data());
-    const double about[] = {found.sum, found.squares, found.least, found.greatest};
+    std::copy(counts.begin(), counts.end(), buckets->vec<int64_t>().data());
+    const double about[] = {sum, squares, least, greatest};
     std::copy(about, about + 4, moments->vec<double>().data());
-    nan_rows->scalar<int64_t>()() = found.nan_rows;
+    nan_rows->scalar<int64_t>()() = nan_count;
     if (!nan_keys.empty()) std::memcpy(nan_out->data(), nan_keys.data(), nan_keys.size() * sizeof(Key));
     return absl::OkStatus();
   }
