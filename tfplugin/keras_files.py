@@ -161,10 +161,10 @@ def _written_whole(target: Path) -> Iterator[Path]:
             for entry in staged.iterdir():
                 if (target / entry.name).is_dir():
                     shutil.rmtree(target / entry.name)
-                os.replace(entry, target / entry.name)
+                entry.replace(target / entry.name)
         elif staged.exists():  # not where Keras was told not to overwrite
             _sync(staged)
-            os.replace(staged, target)
+            staged.replace(target)
         _sync(target.parent)
 
 
@@ -190,7 +190,7 @@ def _save_to(
 
 def _add(file: Path, tables: Path) -> None:
     if file.is_dir():
-        os.replace(tables, file / FOLDER)
+        tables.replace(file / FOLDER)
     elif zipfile.is_zipfile(file):
         with zipfile.ZipFile(file, "a") as archive:
             table_files.add_to_archive(archive, tables)
@@ -263,7 +263,7 @@ def _save_model_to_hdf5(original: Callable[..., Any], model: Any, filepath: Any,
     if not held or not isinstance(filepath, (str, os.PathLike)) or _is_remote(filepath):
         return original(model, filepath, *args, **kwargs)
     overwrite = args[0] if args else kwargs.get("overwrite", True)
-    if not overwrite and os.path.exists(filepath):
+    if not overwrite and Path(filepath).exists():
         return original(model, filepath, *args, **kwargs)  # Keras asks
     with _written_whole(Path(filepath)) as staged:
         return original(model, str(staged), *args, **kwargs)
@@ -385,7 +385,7 @@ def _load_from_object(original: Callable[..., Any], fileobj: Any, *args: Any, **
         return model
     with tempfile.TemporaryDirectory() as scratch:
         saved = _taken_from(fileobj, where, Path(scratch))
-        with open(Path(scratch) / _OWN, "rb") as own:
+        with (Path(scratch) / _OWN).open("rb") as own:
             model = original(own, *args, **kwargs)
         _restore(saved, model, where)
     return model
@@ -401,7 +401,7 @@ _OWN = "model.keras"
 
 
 def _taken_from(file: Any, where: str, scratch: Path, *, own: bool = True) -> SavedTables:
-    """The tables of an archive, taken out of it; and what is Keras's own of it, which would unpack all that it finds."""
+    """The tables of an archive, taken out of it; and what is Keras's own of it. It would unpack all that it finds."""
     with zipfile.ZipFile(file, "r") as archive:
         tables = {info.filename for info in table_files.in_archive(archive)}
         table_files.from_archive(archive, scratch / FOLDER, where)
@@ -420,7 +420,7 @@ def _load_weights_only(
     """The weights of a ``.weights.h5`` or ``.keras`` file."""
     skipped = {id(one) for one in kwargs.get("objects_to_skip") or ()}
     held = [one for one in _to_load(model) if id(one.layer) not in skipped]
-    if _within.plain or not held or not os.path.exists(filepath):
+    if _within.plain or not held or not Path(filepath).exists():
         return original(model, filepath, skip_mismatch, **kwargs)
     where = f"'{filepath}'"
     with _scratch_beside(filepath) as scratch:

@@ -1,7 +1,7 @@
 """Models of Keras 3 and tf_keras in which layers look up tables.
 
-Keras knows variables of its own kind only: an optimizer of ``compile`` never sees a table. Where that would go unnoticed
-it is an error, and what Keras calls inference is inference for tables, too:
+Keras knows variables of its own kind only: an optimizer of ``compile`` never sees a table. Where that would go
+unnoticed it is an error, and what Keras calls inference is inference for tables, too:
 
 - a step of ``fit`` or ``train_on_batch`` that looks a table up to train it, and updates it in no way;
 - such a step that updates a table in its backward pass, while its optimizer scales the loss;

@@ -289,7 +289,7 @@ def from_archive(archive: zipfile.ZipFile, into: Path, where: str) -> None:
     """
     into.mkdir(parents=True)
     for info in in_archive(archive):
-        with _told(where), archive.open(info) as source, open(into / _plain(info.filename, where), "wb") as target:
+        with _told(where), archive.open(info) as source, (into / _plain(info.filename, where)).open("wb") as target:
             shutil.copyfileobj(source, target, _PIECE)
 
 
@@ -330,7 +330,7 @@ def add_to_hdf5(group: Any, folder: Path) -> None:
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    with open(file, "rb") as opened:
+    with file.open("rb") as opened:
         while piece := opened.read(_PIECE):
             yield piece
 
@@ -355,7 +355,7 @@ def from_hdf5(group: Any, into: Path, where: str) -> None:
         dataset, checksum = None if is_link else tables[name], 0
         if dataset is None or dataset.dtype != np.uint8 or dataset.external or dataset.is_virtual:
             raise DamagedTablesError(f"{where}: '{FOLDER}/{name}' is no file of tables.")
-        with open(into / plain, "wb") as target:
+        with (into / plain).open("wb") as target:
             for first in range(0, dataset.shape[0], _PIECE):
                 piece = dataset[first : first + _PIECE].tobytes()
                 checksum = zlib.crc32(piece, checksum)

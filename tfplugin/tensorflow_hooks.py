@@ -8,8 +8,8 @@
   (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which
   `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop``
   and that of Switch. Each passes everything that is not a key-value variable, or stands for one, through untouched.
-- In Keras what `keras_models`, `keras_files` and `keras_weights` say: its models are looked at where they train and predict,
-  and their tables are part of what is written, read, counted and shown of them.
+- In Keras what `keras_models`, `keras_files` and `keras_weights` say: its models are looked at where they train and
+  predict, and their tables are part of what is written, read, counted and shown of them.
 """
 
 from __future__ import annotations
