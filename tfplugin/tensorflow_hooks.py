@@ -8,8 +8,9 @@
   (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which
   `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop``
   and that of Switch. Each passes everything that is not a key-value variable, or stands for one, through untouched.
-- In Keras what `keras_models`, `keras_files` and `keras_weights` say: its models are looked at where they train and
-  predict, and their tables are part of what is written, read, counted and shown of them.
+- In Keras what `keras_models`, `keras_training`, `keras_files` and `keras_weights` say: the optimizer of a model trains the
+  tables of its layers, models are looked at where they train and predict, and tables are part of what is written,
+  read, counted and shown of them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tfplugin import (
     graph_restore,
     keras_files,
     keras_models,
+    keras_training,
     keras_weights,
     lookup,
 )
@@ -81,9 +83,9 @@ def install() -> None:
     ):
         _undo.append(wrap_method(owner, method, replacement))
     _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))
-    for part in (keras_models, keras_files, keras_weights):
-        part.install()
-        _undo.append(part.uninstall)
+    for hooks in (keras_models, keras_training, keras_files, keras_weights):
+        hooks.install()
+        _undo.append(hooks.uninstall)
 
     for make, take_back in _more:
         make()

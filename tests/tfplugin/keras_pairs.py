@@ -59,7 +59,7 @@ class Pair:
         return ours, np.asarray(self.dense.get_layer("embedding").get_weights()[0])
 
 
-def batches(count: int = 4, seed: int = 0, repeated: bool = True) -> list[tuple[np.ndarray, np.ndarray]]:
+def batches(count: int = 4, seed: int = 0, repeated: bool = False) -> list[tuple[np.ndarray, np.ndarray]]:
     """(ids [n, LENGTH], labels [n, 1]) of `count` batches, each of which has every id: twice, or once."""
     numbers = np.random.default_rng(seed)
     made = []
