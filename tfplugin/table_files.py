@@ -217,7 +217,7 @@ class SavedTables:
                 if same:
                     slot_binding.take_over(part, innermost(optimizer), own)
                 else:
-                    _drop_slots(part, own)
+                    drop_slots(part, own)
 
 
 def _read_list(file: Path, where: str) -> dict[str, Any]:
@@ -252,8 +252,12 @@ def _set_steps(part: Any, steps: int) -> None:
         part._steps_in_backward = steps  # `apply_in_backward` goes on from there
 
 
-def _drop_slots(part: Any, prefix: str) -> None:
-    others = [spec for spec in slot_binding.slots_there(part) if spec.name.partition(".")[0] != prefix]
+def drop_slots(part: Any, prefix: str | None = None) -> None:
+    """Takes slots out of the rows of a table that was just restored: those of one prefix, or all."""
+    there = slot_binding.slots_there(part)
+    others = [spec for spec in there if prefix is not None and spec.name.partition(".")[0] != prefix]
+    if len(others) == len(there):
+        return
     raw.kv_table_read_rows(
         part.handle,
         tf.zeros([0], part.key_dtype),

@@ -20,7 +20,9 @@ def table_layer(keras: Any) -> Any:
     class Rows(keras.layers.Layer):
         def __init__(self, dim: int = DIM, table: str = "user", parts: int = 1, **options: Any) -> None:
             self.of_table = {
-                key: options.pop(key) for key in ("initializer", "max_capacity", "key_dtype", "value_dtype") if key in options
+                key: options.pop(key)
+                for key in ("initializer", "max_capacity", "key_dtype", "value_dtype")
+                if key in options
             }
             super().__init__(**options)
             self.dim, self.table_name, self.parts = dim, table, parts
@@ -28,7 +30,7 @@ def table_layer(keras: Any) -> Any:
             self.table = tfplugin.get_kv_variable(table, embedding_dim=dim, partitioner=partitioner, **self.of_table)
 
         def call(self, ids: Any) -> Any:
-            return tf.nn.embedding_lookup(self.table, ids)
+            return tf.nn.embedding_lookup(self.table, tf.cast(ids, self.table.key_dtype))
 
         def compute_output_shape(self, shape: Any) -> Any:
             return (*shape, self.dim)
