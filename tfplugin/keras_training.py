@@ -213,10 +213,14 @@ def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
     if not left_out:
         return None
     optimizer = type(getattr(model, "optimizer", None)).__name__
+    if any(id(part) in trained for part, _ in left_out):
+        why = "a layer holds it, and its train_step gives no optimizer the model.trainable_weights that have it"
+    else:
+        why = f"{optimizer} is given weights, and the tables that layers hold"
     return (
         f"The training step of model '{model.name}' looks up key-value variable "
-        f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: {optimizer} is given the "
-        f"tables that layers of the model hold, and its rows would stay as they are. {left_out[0][1]._how_to_train}"
+        f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: {why}. Its rows would "
+        f"stay as they are. {left_out[0][1]._how_to_train}"
     )
 
 

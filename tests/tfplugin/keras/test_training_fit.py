@@ -262,7 +262,7 @@ def test_a_step_that_is_skipped_updates_nothing(both_kerases):
             models.embedding.optimizer = keras.optimizers.SGD(0.1)
         models.ours.compile(keras.mixed_precision.LossScaleOptimizer(keras.optimizers.Adam(0.05)), "mse")
         before, _ = models.rows()
-        models.ours.train_on_batch(IDS, np.where(LABELS == LABELS[0], np.inf, LABELS))
+        models.ours.train_on_batch(IDS, np.where(LABELS[0] == LABELS, np.inf, LABELS))
         np.testing.assert_array_equal(models.rows()[0], before)
         models.ours.train_on_batch(IDS, LABELS)
         assert (models.rows()[0] != before).all()
