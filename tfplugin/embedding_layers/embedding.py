@@ -193,9 +193,17 @@ class PaddingMask:
         return {"padding": self.padding, "name": self.name}  # type: ignore[attr-defined]
 
 
+class NotIds(TypeError, NotImplementedError):
+    """The input of a model of Keras 3 is of a dtype that is none of ids.
+
+    Also a NotImplementedError, by which `Sequential` knows that it has to wait for real input: one without an `Input`
+    takes the input for float32.
+    """
+
+
 def output_spec(keras: Any, inputs: Any, reading: Any, dtype: Any) -> Any:
     """The KerasTensor of Keras 3 of what is looked up for the ids `inputs`, another one."""
-    check_dtype(inputs.dtype, reading)
+    check_dtype(inputs.dtype, reading, NotIds)
     shape = output_shape(inputs.shape, reading)
     # Of ragged ids the innermost dimension is pooled.
     ragged = getattr(inputs, "ragged", False) and (reading.combiner is None or len(shape) > 2)

@@ -17,14 +17,6 @@ COMBINERS = ("sum", "mean", "sqrtn")
 _SMALLER = (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32)
 
 
-class NotIds(TypeError, NotImplementedError):
-    """Ids of a dtype that are no keys.
-
-    Also a NotImplementedError, by which `Sequential` of Keras 3 knows that it has to wait for real input: one without an
-    `Input` takes the input for float32.
-    """
-
-
 @dataclasses.dataclass(frozen=True)
 class Reading:
     """How ids of one kind are looked up in a table.
@@ -68,15 +60,15 @@ class Lookup:
     finish: Callable[[Any], Any]
 
 
-def check_dtype(dtype: Any, reading: Reading) -> None:
-    """Raises NotIds for ids of a dtype that are no keys of the table."""
+def check_dtype(dtype: Any, reading: Reading, error: type[Exception] = TypeError) -> None:
+    """Raises `error` for ids of a dtype that are no keys of the table."""
     dtype, key_dtype = tf.as_dtype(dtype), reading.table.key_dtype
     if dtype == tf.string and key_dtype == tf.int64:
         return
     wanted = tf.string if reading.strings else key_dtype
     if not reading.strings and (dtype == key_dtype or (key_dtype == tf.int64 and dtype in _SMALLER)):
         return
-    raise NotIds(
+    raise error(
         f"{reading.what} has {wanted.name} keys, got ids of {dtype.name}: "
         + ("strings need int64 keys." if dtype == tf.string else how_to_convert(dtype, wanted))
     )
@@ -93,14 +85,14 @@ def padding_of(dtype: Any, reading: Reading) -> Any:
     """The padding id among ids of that dtype; None: there is none.
 
     Raises:
-      NotIds: it is a string, and they are numbers, or the other way round.
+      TypeError: it is a string, and they are numbers, or the other way round.
     """
     padding = reading.padding
     strings = tf.as_dtype(dtype) == tf.string
     if padding == 0 and strings:  # as `mask_zero` says it of numbers
         return ""
     if padding is not None and isinstance(padding, (str, bytes)) != strings:
-        raise NotIds(f"{reading.what} has padding_id={padding!r}, got ids of {tf.as_dtype(dtype).name}.")
+        raise TypeError(f"{reading.what} has padding_id={padding!r}, got ids of {tf.as_dtype(dtype).name}.")
     return padding
 
 
@@ -140,8 +132,7 @@ def lookup_of(ids: Any, weights: Any, reading: Reading) -> Lookup:
       reading: how.
 
     Raises:
-      NotIds: ids of a dtype that are no keys.
-      TypeError: weights of another kind than `ids`.
+      TypeError: ids of a dtype that are no keys; weights of another kind than `ids`.
       ValueError: weights without a combiner, or of another shape.
     """
     if isinstance(ids, tf.RaggedTensor) and reading.longest is not None:
