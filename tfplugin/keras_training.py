@@ -390,12 +390,28 @@ def _make_function(original: Callable[..., Any], model: Any, *args: Any, **kwarg
 
 def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Says at once what an optimizer cannot do with the tables that the model has by now."""
-    returned = original(model, *args, **kwargs)
-    if hasattr(model, "_flatten_layers"):
-        asked = inspect.signature(original).bind(model, *args, **kwargs).arguments.get("jit_compile", "auto")
-        (_auto.add if asked == "auto" else _auto.discard)(model)
-        check(model)
+    if not hasattr(model, "_flatten_layers"):
+        return original(model, *args, **kwargs)
+    asked = inspect.signature(original).bind(model, *args, **kwargs).arguments.get("jit_compile", "auto")
+    (_auto.add if asked == "auto" else _auto.discard)(model)
+    with _supported(model) if asked is True else contextlib.nullcontext():
+        returned = original(model, *args, **kwargs)
+    check(model)
     return returned
+
+
+@contextlib.contextmanager
+def _supported(model: Any) -> Iterator[None]:
+    """Has Keras 3 compile a model by XLA although layers that look tables up say that XLA cannot compile them."""
+    layers = [layer for layer in {id(layer): layer for _, _, layer in _holders(model)}.values() if layer is not model]
+    layers = [layer for layer in layers if getattr(layer, "supports_jit", True) is False]
+    for layer in layers:
+        layer.supports_jit = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.supports_jit = False
 
 
 @tf.autograph.experimental.do_not_convert
