@@ -492,7 +492,7 @@ def _load_weights_from_hdf5(by_name: bool) -> Callable[..., Any]:
 
 
 def _load_saved_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A SavedModel of tf_keras, which has the rows by what TensorFlow saves. Of most optimizers it restores no state."""
+    """A SavedModel of tf_keras: rows come by what TensorFlow saves. Of most optimizers it restores no state."""
     model = original(*args, **kwargs)
     if not table_files.iterations_of(getattr(model, "optimizer", None)):
         for one in _to_load(model):

@@ -233,10 +233,9 @@ class SavedTables:
         An optimizer that starts anew has moments of zero for dense variables, and so for rows.
         """
         for entry, one in pairs:
-            prefix, steps = entry["optimizer"], entry["own_iterations"]
-            if prefix is None or entry["steps_in_backward"] is not None:
+            if entry["steps_in_backward"] is not None:
                 continue
-            own = one.own_optimizer()
+            prefix, steps, own = entry["optimizer"], entry["own_iterations"], one.own_optimizer()
             if own is not None and steps is not None:
                 own.iterations.assign(steps)
                 same, trained_by = True, own
@@ -245,9 +244,10 @@ class SavedTables:
                 same, trained_by = same and iterations_of(optimizer) == self.iterations, optimizer
             for part in one.parts:
                 if same:
-                    slot_binding.take_over(part, innermost(trained_by), prefix)
+                    if prefix is not None:
+                        slot_binding.take_over(part, innermost(trained_by), prefix)
                     self._bring_pending(entry, one, part, innermost(trained_by))
-                else:
+                elif prefix is not None:
                     drop_slots(part, prefix)
 
     def _bring_pending(self, entry: dict[str, Any], one: HeldTable, part: Any, optimizer: Any) -> None:
