@@ -50,7 +50,7 @@ class Clicks(NamedTuple):
 class Model(tf.Module):
     """Weights and vectors of users and items; all of it is rows, so whoever has the rows has the model."""
 
-    def __init__(self, forget_after: float) -> None:
+    def __init__(self, forget_after: int) -> None:
         super().__init__()
         start = tf.random_normal_initializer(stddev=0.05, seed=1)
         policies = {"enter_threshold": TIMES, "expiry": ExpireAfterSeconds(forget_after), "expire_on_save": True}
@@ -82,20 +82,20 @@ class Watch(threading.Thread):
     def __init__(self, url: str, started: float) -> None:
         super().__init__(daemon=True)
         self.ages: list[float] = []  # seconds
-        self._url, self._started = url, started
-        self._end = threading.Event()
+        self._url, self._began = url, started
+        self._over = threading.Event()
 
     def run(self) -> None:
         """Asks twenty times a second."""
         with Client(self._url) as client:
-            while not self._end.wait(0.05):
+            while not self._over.wait(0.05):
                 rows, found = client.lookup("clock", [0])
                 if found[0]:
-                    self.ages.append(time.monotonic() - self._started - float(rows[0, 0]))
+                    self.ages.append(time.monotonic() - self._began - float(rows[0, 0]))
 
     def stop(self) -> None:
         """Ends it."""
-        self._end.set()
+        self._over.set()
         self.join()
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     options = parse_options()
     tf.keras.utils.set_random_seed(options.seed)
     seconds = 60 * options.minutes
-    forget_after = max(2.0, seconds / 12)
+    forget_after = max(2, round(seconds / 12))
     model = Model(forget_after)
     stream = read_clicks(options) if options.data else None
     with tempfile.TemporaryDirectory() as name:
@@ -119,11 +119,11 @@ def main() -> None:
         manager.save()
         with serve("--follow", chain, "--cache", Path(name) / "cache") as url, Client(url) as client:
             told = train(model, manager, stream, client, Watch(url, time.monotonic()), seconds, options)
+            gone = told["gone"][~model.item.contains(told["gone"]).numpy()]
             manager.save()
             last = model.clock.sparse_read([0])[0, 0]
             wait_for(lambda: float(client.lookup("clock", [0])[0][0, 0]) == np.float32(last), "the last increment")
             rows = compare(model, client)
-            gone = told["gone"][~model.item.contains(told["gone"]).numpy()]
             assert not client.lookup("item", gone)[1].any(), "items that expired are served"
         members = [Path(member).name for member in manager.checkpoints]
         manager.close()
@@ -176,8 +176,8 @@ def train(
         if number % max(1, int(STEPS_PER_SECOND * seconds / 8)) == 0:
             age = np.median(watch.ages[-100:]) if watch.ages else np.nan
             print(
-                f"minute {60 * now / seconds:2.0f}: step {number:,}  loss {loss:.3f}  {int(model.item.size()):,} items have "
-                f"a row  served rows are {age:.2f} s old",
+                f"minute {60 * now / seconds:2.0f}: step {number:,}  loss {loss:.3f}  {int(model.item.size()):,} item "
+                f"rows  served rows are {age:.2f} s old",
                 flush=True,
             )
         time.sleep(max(0.0, started + number / STEPS_PER_SECOND - time.monotonic()))

@@ -2,8 +2,8 @@
 
 case: batch, buckets (rows of the dense table, to which ids are hashed by remainder), log (a folder written by
 `write_log`). The log is that of `examples/deepfm.py`, and the model is too, in a graph. One table for all features;
-batches are fed, and none comes twice. The optimizer is `tf.compat.v1.train.AdamOptimizer` on all sides, which on a dense
-variable decays the moments of every row and moves every row, at each step.
+batches are fed, and none comes twice. The optimizer is `tf.compat.v1.train.AdamOptimizer` on all sides, which on a
+dense variable decays the moments of every row and moves every row, at each step.
 """
 
 from __future__ import annotations
