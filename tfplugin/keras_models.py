@@ -1,12 +1,12 @@
-"""Models of Keras 3 and tf_keras in which layers look up tables.
+"""Models of Keras 3 and tf_keras in which layers look up tables: what they hold, predict and write.
 
-Keras knows variables of its own kind only: an optimizer of ``compile`` never sees a table, and a file of Keras has none
-of its rows. Where that would go unnoticed it is an error, and what Keras calls inference is inference for tables, too:
+Keras knows variables of its own kind only, so a file of Keras has no rows of a table. Where that would go unnoticed it
+is an error, and what Keras calls inference is inference for tables, too:
 
-- a step of ``fit`` or ``train_on_batch`` that looks a table up to train it, and updates it in no way;
-- such a step that updates a table in its backward pass, while its optimizer scales the loss;
 - a file, or the best weights of ``EarlyStopping``, that would lack the rows of a table that the model has;
 - ``evaluate`` and ``predict`` insert no keys.
+
+How they are trained is in `keras_training`.
 
 What ``export`` of a model writes has the tables of its layers, in however many parts they are.
 """
@@ -14,7 +14,6 @@ What ``export`` of a model writes has the tables of its layers, in however many 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -22,21 +21,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin import scaled_loss, step_record
+from tfplugin import step_record
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.partitioned_kv_variable import put_together
 from tfplugin.training_mode import inference_mode
 from tfplugin.wrapped_method import defining_class, wrap_method
 
-#: What trains: in these, and in what they call, ``train_step`` is looked at.
-_TRAINING = ("fit", "train_on_batch")
 _INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
 
 #: The parts of tables that the steps of a model have looked up, by their ids, each with the name of the table.
 _looked_up: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any], str]]] = weakref.WeakKeyDictionary()
-
-#: What is wrong with the latest training step of a model.
-_failed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 # ---- The tables of a model -------------------------------------------------------------------------------------------
@@ -97,108 +91,6 @@ def _name(part: Any, table: Any) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in sorted(set(names)))
-
-
-# ---- Training --------------------------------------------------------------------------------------------------------
-
-
-def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs a method of a model that may run or trace ``train_step``, which is looked at meanwhile."""
-    step, own = model.train_step, vars(model).get("train_step")
-    if hasattr(own, "_is_recorded"):  # within another of these methods
-        return original(model, *args, **kwargs)
-
-    @functools.wraps(step)
-    def train_step(*step_args: Any, **step_kwargs: Any) -> Any:
-        with step_record.recording() as found:
-            outputs = step(*step_args, **step_kwargs)
-        _note_looked_up(model, found)
-        wrong = _not_updated(model, found) or _updated_by_scaled_gradients(model, found)
-        if wrong is not None:
-            _failed[model] = wrong
-        return outputs
-
-    train_step._is_recorded = True  # type: ignore[attr-defined]
-    # Past what Keras makes of attributes: it is no part of the model.
-    object.__setattr__(model, "train_step", train_step)
-    try:
-        return original(model, *args, **kwargs)
-    finally:
-        if own is None:
-            object.__delattr__(model, "train_step")
-        else:
-            object.__setattr__(model, "train_step", own)
-
-
-def _make_train_function(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Has the function that a model trains by raise ValueError for a table that it does not update.
-
-    It does so after its first step: variables that Keras makes in a trace are not there after one that failed.
-    """
-    returned = _train(original, model, *args, **kwargs)
-    function = model.train_function
-    if not hasattr(function, "_is_checked"):
-
-        def train_function(*batch: Any) -> Any:
-            _failed.pop(model, None)
-            outputs = function(*batch)
-            wrong = _failed.pop(model, None)
-            if wrong is not None:
-                model.train_function = None  # to be traced again, and looked at
-                raise ValueError(wrong)
-            return outputs
-
-        train_function._is_checked = True  # type: ignore[attr-defined]
-        model.train_function = train_function
-    return None if returned is None else model.train_function
-
-
-def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
-    """What is wrong with a step that has looked a table up to train it and does not update it; None if all is well."""
-    left_out = [
-        (part, table)
-        for part, table in step.left_out()
-        # A gradient may have been traced before, in a function that the model calls. Keras takes none without weights.
-        if getattr(part, "_in_backward", None) is None or not model.trainable_weights
-    ]
-    if not left_out:
-        return None
-    trained = {id(part) for part, _, layer in _holders(model) if layer.trainable}
-    frozen = {id(part) for part, _, layer in _holders(model) if not layer.trainable} - trained
-    left_out = [(part, table) for part, table in left_out if id(part) not in frozen]
-    if not left_out:
-        return None
-    optimizer = type(getattr(model, "optimizer", None)).__name__
-    return (
-        f"The training step of model '{model.name}' looks up key-value variable "
-        f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: Keras gives "
-        f"{optimizer} weights of its own kind only, so its rows would stay as they are. "
-        f"{left_out[0][1]._how_to_train}"
-    )
-
-
-def _updated_by_scaled_gradients(model: Any, step: step_record.StepRecord) -> str | None:
-    """What is wrong with a step that scales its loss and has gradients update tables at once; None if all is well."""
-    scaled = step.scaled()
-    if not scaled:
-        return None
-    return (
-        f"The training step of model '{model.name}' scales its loss, by {type(step.loss_scaler).__name__}, and "
-        f"key-value variable {_listed(_name(part, table) for part, table in scaled)} is updated in the backward pass, "
-        "by gradients that nothing has scaled back. Take the policy mixed_bfloat16, which scales no loss; or, after "
-        "undo() of what tfplugin.apply_in_backward returned, give the model a train_step that hands the gradients of "
-        "model.trainable_weights and of the table to "
-        "tfplugin.OptimizerWrapper(LossScaleOptimizer(optimizer)).apply_gradients."
-    )
-
-
-def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
-    """``scale_loss`` of an optimizer of Keras 3, ``get_scaled_loss`` of one of tf_keras."""
-    scaled = original(optimizer, loss)
-    if scaled is loss:  # as those give it back that do not scale
-        return loss
-    step_record.note_scaled_loss(optimizer)
-    return scaled_loss.mark(scaled, optimizer)
 
 
 # ---- Inference -------------------------------------------------------------------------------------------------------
@@ -407,17 +299,10 @@ _WRITERS: dict[str, list[tuple[str, str, Callable[..., Any]]]] = {
 
 def _changes(keras: Any) -> Iterator[Callable[[], None]]:
     """Wraps what a Keras has."""
-    methods = [*((m, _train) for m in _TRAINING), *((m, _infer) for m in _INFERENCE)]
-    methods.append(("make_train_function", _make_train_function))
-    for method, replacement in methods:
+    for method in _INFERENCE:
         owner = defining_class(keras.Model, method)
         if owner is not None:
-            yield wrap_method(owner, method, replacement)
-    scaler = keras.mixed_precision.LossScaleOptimizer
-    for optimizer in (*keras.optimizers.Optimizer.__mro__, scaler, *scaler.__subclasses__()):
-        for method in ("scale_loss", "get_scaled_loss"):
-            if method in vars(optimizer):
-                yield wrap_method(optimizer, method, _scale_loss)
+            yield wrap_method(owner, method, _infer)
     yield wrap_method(keras.callbacks.EarlyStopping, "on_epoch_end", _stop_early)
     if keras.__name__ == "keras":
         owner = defining_class(keras.layers.Layer, "_trackable_children")

@@ -71,11 +71,14 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
     owner: int | None = None
     #: False in a process whose part is empty because another one has all keys.
     holds_rows = True
+    #: Whether the optimizer of a model of Keras trains it where a layer holds it; see `keras_training`.
+    _trained_by_keras = True
     #: For who looks it up where no optimizer updates it.
     _how_to_train = (
-        "Have its lookups update it in the backward pass, by tfplugin.apply_in_backward(table, optimizer) before the "
-        "first step; or give the model a train_step that hands the gradients of model.trainable_weights and of the "
-        "table to tfplugin.OptimizerWrapper(optimizer).apply_gradients. If it is not to be trained: trainable=False."
+        "Make it an attribute of a layer of the model, and it is; or have its lookups update it in the backward pass, "
+        "by tfplugin.apply_in_backward(table, optimizer) before the first step; or give the model a train_step that "
+        "hands the gradients of model.trainable_weights and of the table to "
+        "tfplugin.OptimizerWrapper(optimizer).apply_gradients. If it is not to be trained: trainable=False."
     )
 
     def __init__(

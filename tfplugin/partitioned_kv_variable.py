@@ -30,6 +30,7 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
     """
 
     #: See `KvVariable`.
+    _trained_by_keras = True
     _how_to_train = KvVariable._how_to_train
 
     def __init__(self, name: str, parts: Sequence[KvVariable]) -> None:

@@ -8,7 +8,8 @@
   (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which
   `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop``
   and that of Switch. Each passes everything that is not a key-value variable, or stands for one, through untouched.
-- In Keras what `keras_models` says: its models are looked at where they train, predict and write files.
+- In Keras what `keras_models` and `keras_training` say: the optimizer of a model trains the tables of its layers, and
+  models are looked at where they train, predict and write files.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ from tensorflow.python.ops import control_flow_state
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
 
-from tfplugin import async_save, checkpoint, cond_gradients, graph_import, graph_restore, keras_models, lookup
+from tfplugin import (
+    async_save,
+    checkpoint,
+    cond_gradients,
+    graph_import,
+    graph_restore,
+    keras_models,
+    keras_training,
+    lookup,
+)
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.optimizers import generic_update, v1
 from tfplugin.wrapped_method import wrap_method
@@ -70,8 +80,9 @@ def install() -> None:
     ):
         _undo.append(wrap_method(owner, method, replacement))
     _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))
-    keras_models.install()
-    _undo.append(keras_models.uninstall)
+    for hooks in (keras_models, keras_training):
+        hooks.install()
+        _undo.append(hooks.uninstall)
 
     for make, take_back in _more:
         make()
