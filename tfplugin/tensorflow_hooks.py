@@ -8,8 +8,9 @@
   (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which
   `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop``
   and that of Switch. Each passes everything that is not a key-value variable, or stands for one, through untouched.
-- In Keras what `keras_models` and `keras_training` say: the optimizer of a model trains the tables of its layers, and
-  models are looked at where they train, predict and write files.
+- In Keras what `keras_models`, `keras_training`, `keras_files` and `keras_weights` say: the optimizer of a model trains the
+  tables of its layers, models are looked at where they train and predict, and tables are part of what is written,
+  read, counted and shown of them.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from tfplugin import (
     cond_gradients,
     graph_import,
     graph_restore,
+    keras_files,
     keras_models,
     keras_training,
+    keras_weights,
     lookup,
 )
 from tfplugin.get_kv_variable import get_kv_variable
@@ -80,7 +83,7 @@ def install() -> None:
     ):
         _undo.append(wrap_method(owner, method, replacement))
     _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))
-    for hooks in (keras_models, keras_training):
+    for hooks in (keras_models, keras_training, keras_files, keras_weights):
         hooks.install()
         _undo.append(hooks.uninstall)
 
