@@ -45,9 +45,9 @@ def main() -> None:
         train, held_out, clicks = read(data, options)
 
         baseline = compiled(dense_only(), options)
-        baseline.fit(train, verbose=2)
+        baseline.fit(train, shuffle=False, verbose=2)
         model = compiled(deepfm(), options)
-        model.fit(train, verbose=2)
+        model.fit(train, shuffle=False, verbose=2)
         model.summary()
 
         without, score = (one.predict(held_out, verbose=0)[:, 0] for one in (baseline, model))

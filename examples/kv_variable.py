@@ -28,13 +28,14 @@ def main() -> None:
     tf.disable_eager_execution()
     ids = np.array([1, 2, 3, 6, 8, 9]) if options.ids is None else np.loadtxt(options.ids, np.int64, ndmin=1)
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = str(options.checkpoint or Path(folder) / "model.ckpt")
+        checkpoint = options.checkpoint or Path(folder) / "model.ckpt"
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
         with tf.Graph().as_default(), tf.Session() as session:
             table, rows, train = build(ids, parts=5)
             session.run(tf.global_variables_initializer())
             loss = [session.run([tf.reduce_sum(rows), train])[0] for _ in range(options.steps)]
             print(f"sum of the rows {loss[0]:.2f} before training, {session.run(tf.reduce_sum(rows)):.2f} after")
-            path = tf.train.Saver().save(session, checkpoint)
+            path = tf.train.Saver().save(session, str(checkpoint))
             print("model saved in file", path)
             trained, keys = session.run(rows), session.run(table.size())
         for parts in (5, 2):

@@ -112,7 +112,9 @@ def train(
     columns = (log.user[some], log.movie[some], log.genres[at], np.log(share[at]).astype(np.float32))
     batches = tf.data.Dataset.from_tensor_slices(columns).shuffle(some.sum(), seed=options.seed)
     batches = batches.batch(options.batch, drop_remainder=True)
-    model.fit(batches.map(lambda *batch: (batch, tf.range(options.batch))), epochs=options.epochs, verbose=2)
+    model.fit(
+        batches.map(lambda *batch: (batch, tf.range(options.batch))), epochs=options.epochs, shuffle=False, verbose=2
+    )
 
 
 def recall_of_served(url: str, log: MovieLens, last: np.ndarray) -> dict[int, float]:
