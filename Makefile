@@ -18,7 +18,7 @@ PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
 # The C++ tests that are about threads.
 CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test expiry_test
 
-.PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
+.PHONY: help setup setup-horovod demo examples test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
   bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-export bench-saves bench-sok bench-gpu docs clean
 
 help: ## list the targets
@@ -56,6 +56,9 @@ $(HOROVOD_STAMP): $(STAMP)
 
 demo: setup ## train, inspect, export and serve a small model, end to end
 	$(BIN)/python examples/ctr_demo.py
+
+examples: setup setup-horovod ## run the examples, in ten minutes; EXAMPLE=name runs one
+	$(BIN)/python examples/run.py $(EXAMPLE)
 
 test: setup setup-horovod redis chromium ## what decides, in ten minutes
 	kernels/tests/run.sh plain build/setup $(BIN)/cmake
