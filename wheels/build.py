@@ -2,10 +2,10 @@
 
     python wheels/build.py [--pythons "3.10 3.12"] [--tensorflows "2.16 2.21"] [--jobs 2] [--keep]
 
-The source distribution is made first, and all else is built from it. From Python 3.12 on the modules use the stable ABI:
-one wheel for it and for all after it. The ops are compiled once for each minor version of TensorFlow, in an environment
-that is thrown away, and go into every wheel; what was compiled before from the same sources is taken as it is. At last
-auditwheel looks which Linux a wheel runs on, and writes that into its name.
+The source distribution is made first, and all else is built from it. From Python 3.12 on the modules use the stable
+ABI: one wheel for it and for all after it. The ops are compiled once for each minor version of TensorFlow, in
+an environment that is thrown away, and go into every wheel; what was compiled before from the same sources is taken as
+it is. At last auditwheel looks which Linux a wheel runs on, and writes that into its name.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ DIST = ROOT / "dist"
 STABLE_ABI = "3.12"
 _STARTED = time.monotonic()
 _BUILD_TOOLS = ("scikit-build-core", "nanobind", "cmake", "ninja")
-_NOT_ABI = ("version.h", "/python/")
-"""Headers that may differ between two releases which the same ops serve: they name the release, or are Python's."""
+_NOT_ABI = ("/version.h", "/external/")
+"""Headers that may differ between two releases which the same ops serve: the one that names the release, and those of
+libraries that TensorFlow has within it, which are not on the path that ops are compiled with."""
 
 
 def main() -> None:
@@ -77,9 +78,15 @@ def main() -> None:
 def make_sdist() -> Path:
     """Make the source distribution and return the folder that it unpacks to."""
     _say("the source distribution")
-    out = BUILD / "sdist"
-    shutil.rmtree(out, ignore_errors=True)
-    uv("build", "-q", "--sdist", "--out-dir", str(out), str(ROOT))
+    out, tree = BUILD / "sdist", BUILD / "tree"
+    for folder in (out, tree):
+        shutil.rmtree(folder, ignore_errors=True)
+    # What git knows, and nothing that was built or lies about.
+    for name in run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT).split("\0"):
+        if name and (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    uv("build", "-q", "--sdist", "--out-dir", str(out), str(tree))
     (archive,) = out.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(out, filter="data")
@@ -108,9 +115,7 @@ def build_wheel(source: Path, interpreter: tuple[str, str], jobs: int, ready: Pa
     return wheel
 
 
-def ready_ops(
-    minor: Minor, package: Path, ready: Path, interpreters: dict[str, str], *, jobs: int, keep: bool
-) -> None:
+def ready_ops(minor: Minor, package: Path, ready: Path, interpreters: dict[str, str], *, jobs: int, keep: bool) -> None:
     """Compile the ops for a minor version of TensorFlow into the folder `ready`, unless they are there."""
     sys.path.insert(0, str(package.parent))
     folder = ready / f"tensorflow-{minor.name}"
