@@ -23,17 +23,16 @@ def check_caches() -> Iterator[Check]:
     """The folder, whether it can be written, and what is in it by kind."""
     folder = cache_folder()
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(there, os.W_OK) or not there.is_dir():
+    disk = shutil.disk_usage(there)
+    # Root may write anywhere, and yet there is no room for files in what the kernel makes up.
+    if not os.access(there, os.W_OK) or not there.is_dir() or not disk.total:
         yield Check("folder", "error", f"{folder} cannot be written", "set KVTOOLS_CACHE_DIR to a folder that can be")
         return
-    free = shutil.disk_usage(there).free
-    status = "warning" if free < _NEEDED else "ok"
-    yield Check(
-        "folder",
-        "warning" if status == "warning" else "ok",
-        f"{folder}{'' if folder.exists() else ' (not there yet)'}, {_size(free)} free",
-        "make room, or set KVTOOLS_CACHE_DIR" if status == "warning" else "",
-    )
+    value = f"{folder}{'' if folder.exists() else ' (not there yet)'}, {_size(disk.free)} free"
+    if disk.free < _NEEDED:
+        yield Check("folder", "warning", value, "make room, or set KVTOOLS_CACHE_DIR")
+    else:
+        yield Check("folder", "ok", value)
     for prefix, what in _KINDS.items():
         found = sorted(path for path in (folder.iterdir() if folder.exists() else ()) if path.name.startswith(prefix))
         if not found:

@@ -37,16 +37,19 @@ def check_packages() -> Iterator[Check]:
 
 
 def _check(extra: str, wanted: list[tuple[str, str]]) -> Check:
-    missing, wrong, present = [], [], []
+    missing: list[str] = []
+    wrong: list[str] = []
+    present: list[str] = []
     for name, allowed in wanted:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
             continue
-        (present if allows(allowed, version) else wrong).append(
-            f"{name} {version}" + ("" if allows(allowed, version) else f", wants {allowed}")
-        )
+        if allows(allowed, version):
+            present.append(f"{name} {version}")
+        else:
+            wrong.append(f"{name} is {version}, wanted is {allowed}")
     install = f"pip install 'kvtools[{extra}]'" if extra else "pip install --upgrade --force-reinstall kvtools"
     title = f"[{extra}]" if extra else "always needed"
     use = f", for {EXTRAS[extra]}" if extra else ""
