@@ -42,6 +42,7 @@ def compile_ops(
     target: Path,
     say: Callable[[str], None],
     *,
+    options: Sequence[str] = (),
     link_options: Sequence[str] = (),
     jobs: int | None = None,
 ) -> None:
@@ -52,6 +53,7 @@ def compile_ops(
         build: the TensorFlow.
         target: the library to write.
         say: called with what is done.
+        options: more flags for the compiler.
         link_options: more flags for the linker.
         jobs: how many pieces to compile at once; as many as there are processors if None.
 
@@ -68,7 +70,7 @@ def compile_ops(
     sources, _ = op_sources(package)
     if not sources:
         raise BuildError(f"tfplugin: no op sources in {package / 'ops'}: reinstall kvtools.")
-    flags = [*compile_command_flags(build), f"-I{package / 'include'}"]
+    flags = [*compile_command_flags(build), *options, f"-I{package / 'include'}"]
     if os.environ.get("KVTOOLS_WERROR"):
         flags.append("-Werror")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:

@@ -103,6 +103,7 @@ def build_wheel(source: Path, interpreter: tuple[str, str], jobs: int, ready: Pa
     settings = {
         "build-dir": BUILD / f"cmake-{version}",
         "cmake.define.KVTOOLS_CUDA": "off",
+        "cmake.define.CMAKE_CXX_FLAGS": f"-include {ROOT / 'wheels' / 'older_libstdcxx.h'}",
         "cmake.define.KVTOOLS_READY_OPS": ready or "",
     }
     if launcher := shutil.which("ccache"):

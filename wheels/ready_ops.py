@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+OLDER_LIBRARY = Path(__file__).resolve().with_name("older_libstdcxx.h")
+
 
 def main() -> None:
     """Do what the arguments say."""
@@ -40,6 +42,7 @@ def main() -> None:
             build,
             folder / LIBRARY_NAME,
             lambda line: print(line, file=sys.stderr, flush=True),
+            options=["-include", str(OLDER_LIBRARY)],
             # Found beside the package, wherever that is installed; and no symbols but those that TensorFlow looks for.
             link_options=["-Wl,-rpath,$ORIGIN/../../..", "-Wl,--strip-all"],
             jobs=int(sys.argv[4]),
