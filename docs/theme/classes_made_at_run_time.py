@@ -61,7 +61,7 @@ class ClassesMadeAtRunTime(griffe.Extension):
             imported = importlib.import_module(module)
             for name, member in list(static.members.items()):
                 made = getattr(imported, name, None)
-                if name.startswith("_") or not member.is_attribute or not inspect.isclass(made):
+                if name.startswith("_") or member.is_alias or not member.is_attribute or not inspect.isclass(made):
                     continue
                 source = source_of(made, name)
                 ast.parse(source)
