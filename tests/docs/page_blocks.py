@@ -39,7 +39,8 @@ def blocks(page: str) -> list[Block]:
     """All blocks of a page, named from the repository's root."""
     text = (ROOT / page).read_text()
     return [
-        Block(match[1], bool(match[2]), match[3], text[: match.start(3)].count("\n") + 1) for match in FENCE.finditer(text)
+        Block(match[1], bool(match[2]), match[3], text[: match.start(3)].count("\n") + 1)
+        for match in FENCE.finditer(text)
     ]
 
 
