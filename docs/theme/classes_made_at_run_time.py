@@ -1,7 +1,7 @@
 """Layers and callbacks that are made for each Keras when the module is imported, as classes in the reference.
 
-An extension of griffe, which reads sources and runs nothing: of `Embedding = layers_of(tf.keras).Embedding` it knows a name.
-What is missing is asked of the class itself: its docstring, its arguments, and its own public methods.
+An extension of griffe, which reads sources and runs nothing: of `Embedding = layers_of(tf.keras).Embedding` it knows a
+name. What is missing is asked of the class itself: its docstring, its arguments, and its own public methods.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the site has beside the pages of `docs/`: examples, results of benchmarks, the changelog; and links to them.
 
-A hook of MkDocs (`hooks` in mkdocs.yml). Pages link to files of the repository by relative paths, which work in a checkout;
-in the site the same link leads to the page that is made of the file. A link to a file that is neither fails the build.
+A hook of MkDocs (`hooks` in mkdocs.yml). Pages link to files of the repository by relative paths, which work in a
+checkout; in the site the same link leads to the page that is made of the file. A link to a file that is neither fails the
+build.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".yaml": "yaml", "
 
 
 def pages() -> dict[str, str]:
-    """Files of the repository outside of `docs/` that are pages or pictures of the site, by the path that they have there."""
+    """Files of the repository outside of `docs/` that the site has, by the path that they have there."""
     found = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
     found["examples/README.md"] = "examples/index.md"
     found["benchmarks/NOTES.md"] = "benchmarks/notes.md"
@@ -49,7 +50,8 @@ def on_files(files: Any, config: Any) -> Any:
         if source.startswith("benchmarks/results/") and path.suffix == ".md":
             title = path.read_text().partition("\n")[0].removeprefix("# ")
             results.append(f"- [{title}]({posixpath.basename(page)})")
-    listing = "# Results of benchmarks\n\nOne page for each machine and benchmark. How they are made: [Benchmarks](../../benchmarks.md).\n\n"
+    listing = "# Results of benchmarks\n\nOne page for each machine and benchmark. "
+    listing += "How they are made: [Benchmarks](../../benchmarks.md).\n\n"
     files.append(File.generated(config, "benchmarks/results/index.md", content=listing + "\n".join(results) + "\n"))
     return files
 

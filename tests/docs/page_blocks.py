@@ -13,7 +13,7 @@ FENCE = re.compile(r"^```(\w+)( no-run)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, whether it says `no-run`, its text, and the line of the page on which that begins."""
+    """A fenced block: its language, whether it says `no-run`, its text, and the line of the page where that begins."""
 
     language: str
     no_run: bool
