@@ -1,8 +1,8 @@
 """What the site has beside the pages of `docs/`: examples, results of benchmarks, the changelog; and links to them.
 
 A hook of MkDocs (`hooks` in mkdocs.yml). Pages link to files of the repository by relative paths, which work in a
-checkout; in the site the same link leads to the page that is made of the file. A link to a file that is neither fails the
-build.
+checkout; in the site the same link leads to the page that is made of the file. A link to a file that is neither fails
+the build.
 """
 
 from __future__ import annotations
