@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -139,14 +139,29 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         """
         return explanation.explain(self._core, variables)
 
-    @tf.autograph.experimental.do_not_convert  # half the time of a first trace; Keras' own do the same
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies gradients to a list of variables, key-value ones and others."""
+        return self._apply(self.optimizer.apply_gradients, grads_and_vars, *args, **kwargs)
+
+    @tf.autograph.experimental.do_not_convert  # half the time of a first trace; Keras' own do the same
+    def _apply(
+        self,
+        apply: Callable[..., Any],
+        grads_and_vars: Any,
+        *args: Any,
+        sum_before_clipping: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """`apply_gradients` by way of `apply`, the optimizer's own.
+
+        `sum_before_clipping`: clip the gradient of each row as a whole; else, as Keras does with the gradient of a
+        dense ``Embedding``, that of each id of a batch by itself.
+        """
         pairs = parameter_servers.without_tables(grads_and_vars)
         if isinstance(self.optimizer, v1_optimizer.Optimizer) or not generic_update.any_key_value(pairs):
-            return self.optimizer.apply_gradients(pairs, *args, **kwargs)
+            return apply(pairs, *args, **kwargs)
         plans = {v: fusing.plan(self._core, v) for _, v in pairs if isinstance(v, KvVariable)}
-        self._check_supported(plans)
+        check_supported(self._core, plans)
         explanation.note(self._core, pairs)
         with patch_lock(self._core):
             self._build(pairs)
@@ -157,14 +172,14 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 elif g is not None:
                     update = self._updates[v]
                     update.keys, rows = generic_update.row_gradient(v, g)
-                    update.unique = self._clips()
+                    update.unique = sum_before_clipping and self._clips()
                     if update.unique:  # clipping has to see the gradient of each row as a whole
                         update.keys, rows = generic_update.sum_equal_keys(update.keys, rows)
                     update.stand_for_table()
                     replaced.append((rows, update.value))
             try:
                 with self._updates_intercepted(plans):
-                    return self.optimizer.apply_gradients(replaced, *args, **kwargs)
+                    return apply(replaced, *args, **kwargs)
             finally:
                 for update in self._updates.values():
                     update.unbind()
@@ -273,22 +288,6 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
 
     # ---- Slots -----------------------------------------------------------------------------------------------------
 
-    def _check_supported(self, plans: dict[KvVariable, Any]) -> None:
-        core = self._core
-        reason = next((plan for plan in plans.values() if isinstance(plan, str)), None)
-        couples = generic_update.couples_rows(core) or (reason and "Lamb" in _names(core) and "Lamb")
-        if couples:
-            raise ValueError(
-                f"{couples} couples the rows of a matrix, so its own update cannot run on the rows of a key-value "
-                f"variable that a step touched ({reason}). Use an optimizer that treats elements alone, such as Adam."
-            )
-        for attribute, what in (
-            ("use_ema", "a moving average of all rows (use_ema)"),
-            ("gradient_accumulation_steps", "gradient accumulation over all rows"),
-        ):
-            if getattr(core, attribute, None):
-                raise ValueError(f"{type(core).__name__}: key-value variables do not support {what}.")
-
     def _build(self, pairs: list[tuple[Any, Any]]) -> None:
         """Has the optimizer make its slots; those of key-value variables are noted instead."""
         optimizer, core = self.optimizer, self._core
@@ -380,6 +379,38 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                     object.__delattr__(optimizer, method)
                 else:
                     object.__setattr__(optimizer, method, own)
+
+
+def check_supported(core: Any, plans: Mapping[KvVariable, Any]) -> None:
+    """Raises ValueError for an optimizer that cannot update a table. `plans`: what `fused.plan` says for each."""
+    reason = next((plan for plan in plans.values() if isinstance(plan, str)), None)
+    couples = generic_update.couples_rows(core) or (reason and "Lamb" in _names(core) and "Lamb")
+    if couples:
+        raise ValueError(
+            f"{couples} couples the rows of a matrix, so its own update cannot run on the rows of a key-value "
+            f"variable that a step touched ({reason}). Use an optimizer that treats elements alone, such as Adam."
+        )
+    for attribute, what in (
+        ("use_ema", "a moving average of all rows (use_ema)"),
+        ("gradient_accumulation_steps", "gradient accumulation over all rows"),
+    ):
+        if getattr(core, attribute, None):
+            raise ValueError(f"{type(core).__name__}: key-value variables do not support {what}.")
+
+
+def wrapper_of(optimizer: Any) -> OptimizerWrapper:
+    """The wrapper by which a model's optimizer updates tables, with the options that one of its user's own has set."""
+    if isinstance(optimizer, OptimizerWrapper):
+        return optimizer
+    wrapper = vars(optimizer).get("_kv_wrapper")
+    if wrapper is None:
+        options = fusing.said_of(innermost(optimizer))
+        wrapper = OptimizerWrapper(optimizer)
+        if options is not None:
+            fusing.set_options(wrapper._core, options)
+        # Past what Keras makes of attributes: it is no part of the optimizer.
+        object.__setattr__(optimizer, "_kv_wrapper", wrapper)
+    return wrapper
 
 
 def _names(optimizer: Any) -> list[str]:
