@@ -63,9 +63,9 @@ class CopyOp : public Kernel {
 
   static void Copy(const TableConfig& config, kvtable::Table* from, kvtable::Table* to,
                    kvtable::ParallelFor* threads) {
-    const auto [slots, generation] = from->schema();
+    const std::unique_ptr<kvtable::Exporter> exporter = from->ExportMoment({});
+    const auto [slots, generation] = from->schema();  // does not change while the export is open
     to->EnsureSlots(slots, *threads);
-    const std::unique_ptr<kvtable::Exporter> exporter = from->Export();
     const auto rows = static_cast<size_t>(std::min<int64_t>(kRowsAtATime, exporter->max_rows()));
     if (rows == 0) return;
     const auto element = static_cast<size_t>(tf::DataTypeSize(config.value_dtype));

@@ -496,15 +496,6 @@ def test_what_cannot_be_in_a_chain_is_named(tmp_path):
         tfplugin.CheckpointManager(tf.train.Checkpoint(table=table), tmp_path).save()
 
 
-def test_tables_on_a_gpu_are_saved_whole_or_not_at_all():
-    class OnGpu:
-        name, ranks, device = "far:0", 1, "/device:GPU:0"
-
-    with pytest.raises(ValueError, match=r"'far:0' is in a GPU's memory.*delta_every=None"):
-        checked({"far": OnGpu()}, increments=True)
-    assert set(checked({"far": OnGpu()}, increments=False)) == {"far"}
-
-
 def test_the_interval_in_steps_is_kept_as_tensorflow_keeps_it(tmp_path):
     step = tf.Variable(0, dtype=tf.int64)
     manager = tfplugin.CheckpointManager(
