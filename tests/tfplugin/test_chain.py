@@ -18,7 +18,6 @@ from chain_runs import Trained, random_run
 import tfplugin
 from kvtools.chain import RECORD_TENSOR, ChainError, Record, fingerprint, members, newest_chain
 from kvtools.errors import CorruptFileError
-from tfplugin.chain.tables import checked
 
 v1 = tf.compat.v1
 
