@@ -290,7 +290,7 @@ nb::tuple Answer(const SnapshotTable& table, const std::vector<Command>& command
   });
   nb::bytes reply = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, bytes));
   if (!reply.is_valid()) throw nb::python_error();
-  char* const out = PyBytes_AS_STRING(reply.ptr());
+  char* const out = PyBytes_AsString(reply.ptr());
   WithoutLock(n, [&] { WriteRows(commands, rows.get(), found.get(), row_bytes, resp3, out); });
   return nb::make_tuple(reply, absent);
 }
