@@ -23,7 +23,7 @@ PYTHONS ?=
 TENSORFLOWS ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: help setup setup-horovod wheels matrix demo test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
+.PHONY: help setup setup-horovod wheels matrix demo examples test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
   bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-export bench-saves bench-sok bench-gpu bench-install docs clean
 
 help: ## list the targets
@@ -47,7 +47,7 @@ $(STAMP): $(SOURCES)
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C build-dir=build/setup -C cmake.define.KVTABLE_WERROR=ON \
 	  -C cmake.define.KVTOOLS_CUDA=$(CUDA) -C cmake.define.KVTOOLS_DEVICE_TABLE=ON -C cmake.define.KVTABLE_BUILD_TESTS=ON \
-	  '.[formats,grpc,ray,report,serve,tensorflow,test]'
+	  '.[docs,formats,grpc,ray,report,serve,tensorflow,test]'
 	$(BIN)/python -I -c 'import tfplugin'
 	@touch $@
 
@@ -61,6 +61,9 @@ $(HOROVOD_STAMP): $(STAMP)
 
 demo: setup ## train, inspect, export and serve a small model, end to end
 	$(BIN)/python examples/ctr_demo.py
+
+examples: setup setup-horovod ## run the examples, in ten minutes; EXAMPLE=name runs one
+	$(BIN)/python examples/run.py $(EXAMPLE)
 
 test: setup setup-horovod redis chromium ## what decides, in ten minutes
 	kernels/tests/run.sh plain build/setup $(BIN)/cmake

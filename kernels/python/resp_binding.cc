@@ -218,6 +218,7 @@ class RespWay {
   void Disarm() { armed_ = false; }
 
   void Received(const nb::bytes& data) {
+    if (spinning_ != nullptr) spinning_->Arrive(Spin::Clock::now());
     if (!armed_) {
       const nb::object received = received_;
       if (received.is_valid()) received(data);
@@ -229,8 +230,8 @@ class RespWay {
       bool full;
       const RespReader::Kind kind = Answer(tables_, resp3_, &replies_, &full);
       if (replies_.size() > 0) {
-        if (spinning_ != nullptr) spinning_->Touch(Spin::Clock::now());
         writer_.Write(replies_.text());  // which may disarm this, or end it
+        if (spinning_ != nullptr) spinning_->Touch(Spin::Clock::now());
       }
       if (full && armed_) continue;
       if (!full && kind == RespReader::Kind::kNothing && !reader_.partial()) break;
