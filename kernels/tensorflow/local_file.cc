@@ -20,6 +20,12 @@ namespace kvtools {
 
 namespace tf = tensorflow;
 
+// Has linkage, as LocalReader::Buffer has: units include this file.
+struct Freed {
+  void operator()(char* bytes) const { std::free(bytes); }
+};
+using Block = std::unique_ptr<char, Freed>;
+
 namespace {
 
 // What addresses, offsets and sizes past the page cache are multiples of: no disk wants more.
@@ -30,11 +36,6 @@ constexpr int64_t kWriteBuffersBytes = int64_t{32} << 20;  // of all writers
 constexpr double kLeastBytesPerSecond = 400e6;
 constexpr int64_t kJudgedBytes = int64_t{32} << 20;
 constexpr int64_t kMostReadBytes = int64_t{1} << 20;
-
-struct Freed {
-  void operator()(char* bytes) const { std::free(bytes); }
-};
-using Block = std::unique_ptr<char, Freed>;
 
 Block MakeBlock(int64_t bytes) {
   return Block(static_cast<char*>(std::aligned_alloc(kDiskBlock, static_cast<size_t>(bytes))));
