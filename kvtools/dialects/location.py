@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def locate(path: Path) -> Location:
             " copy the index file too"
         )
     if path.exists():
+        _refuse_keras_archive(path)
         raise BadInputError(
             f"looking for a checkpoint at '{path}': this file is none of a checkpoint's;"
             " name a checkpoint prefix (without .index), a checkpoint folder or a SavedModel folder"
@@ -67,6 +69,25 @@ def locate(path: Path) -> Location:
         f"looking for a checkpoint at '{path}': there is no such file, no such folder and no '{path}.index';"
         " name a file or folder of one of the dialects (`kvtools dialects`), or a checkpoint's prefix"
     )
+
+
+def _refuse_keras_archive(path: Path) -> None:
+    """Raise `BadInputError` for a file of Keras, saying how to get at the tables that it may have."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return
+    if "kv_tables/tables.index" in names:
+        raise BadInputError(
+            f"looking for a checkpoint at '{path}': it is a file of Keras, with a checkpoint of its tables in it;"
+            f" `unzip {path} 'kv_tables/*'`, and name kv_tables/tables"
+        )
+    if "model.weights.h5" in names:
+        raise BadInputError(
+            f"looking for a checkpoint at '{path}': it is a file of Keras without tables;"
+            " load it, and save a tf.train.Checkpoint(model=model)"
+        )
 
 
 def _check_readable(path: Path) -> None:

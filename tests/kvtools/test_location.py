@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,6 +81,18 @@ def test_nothing_there(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(BadInputError, match="none of a checkpoint's"):
         locate(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize(
+    "tables, message",
+    [(["kv_tables/tables.index"], r"unzip .*m\.keras 'kv_tables/\*'"), ([], r"without tables; load it, and save a tf")],
+)
+def test_a_file_of_keras_says_how_to_get_at_its_tables(tmp_path: Path, tables: list[str], message: str) -> None:
+    with zipfile.ZipFile(tmp_path / "m.keras", "w") as archive:
+        for name in ["config.json", "model.weights.h5", *tables]:
+            archive.writestr(name, b"")
+    with pytest.raises(BadInputError, match=f"it is a file of Keras.*{message}"):
+        locate(tmp_path / "m.keras")
 
 
 @pytest.fixture
