@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 
@@ -164,15 +165,17 @@ def test_tensorboard_has_histograms_of_rows(both_kerases, tmp_path, monkeypatch,
     if limit:
         monkeypatch.setattr(keras_weights, "HISTOGRAM_ROWS", limit)
     written = {}
-    # What writes them is a package of its own, which need not be there. TensorFlow's module goes by several names.
+    models = _pair(both_kerases)
+    board = both_kerases.callbacks.TensorBoard(str(tmp_path), histogram_freq=1, write_graph=False)
+    board.set_model(models.ours)
+    # What writes them is a package of its own, which need not be there. TensorFlow's module
+    # goes by several names, some of which come late.
     modules = [module for name, module in list(sys.modules.items()) if re.fullmatch(r"tensorflow\..*v2\.summary", name)]
     for kind in ("histogram", "scalar"):
-        for summary in (tf.summary, tf.compat.v2.summary, *modules):
+        for summary in (tf.summary, importlib.import_module("tensorflow.summary"), *modules):
             monkeypatch.setattr(
                 summary, kind, lambda name, data, step=None, **kw: written.update({name: np.asarray(data)})
             )
-    models = _pair(both_kerases)
-    board = both_kerases.callbacks.TensorBoard(str(tmp_path), histogram_freq=1, write_graph=False)
     _fit(both_kerases, models.ours, [board], epochs=1)
     shown = written["user/rows/histogram"]
     assert written["user/rows/count"] == 12
