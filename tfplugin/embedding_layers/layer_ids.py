@@ -135,6 +135,8 @@ def lookup_of(ids: Any, weights: Any, reading: Reading) -> Lookup:
       TypeError: ids of a dtype that are no keys; weights of another kind than `ids`.
       ValueError: weights without a combiner, or of another shape.
     """
+    if weights is not None and not tf.is_tensor(weights):
+        weights = tf.convert_to_tensor(weights)
     if isinstance(ids, tf.RaggedTensor) and reading.longest is not None:
         ids = ids[..., : reading.longest]
         weights = None if weights is None else weights[..., : reading.longest]
