@@ -210,7 +210,8 @@ def _optimizer(keras: Any, given: Any) -> Any:
 def _optimizer_config(keras: Any, optimizer: Any, what: str) -> Any:
     if optimizer is None:
         return None
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    legacy = getattr(getattr(keras.optimizers, "legacy", None), "Optimizer", keras.optimizers.Optimizer)
+    if not isinstance(optimizer, (keras.optimizers.Optimizer, legacy)):
         raise ValueError(
             f"{what}: its optimizer {type(optimizer).__name__} is none of {keras.__name__}'s, of which alone a config "
             "says how to make them again."
