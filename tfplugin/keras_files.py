@@ -491,6 +491,16 @@ def _load_weights_from_hdf5(by_name: bool) -> Callable[..., Any]:
     return load
 
 
+def _load_saved_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A SavedModel of tf_keras: rows come by what TensorFlow saves. Of most optimizers it restores no state."""
+    model = original(*args, **kwargs)
+    if not table_files.iterations_of(getattr(model, "optimizer", None)):
+        for one in _to_load(model):
+            for part in one.parts if one.eager else ():
+                table_files.drop_slots(part)
+    return model
+
+
 # ---- Installing ------------------------------------------------------------------------------------------------------
 
 _HDF5 = [
@@ -516,6 +526,7 @@ _AROUND: dict[str, list[tuple[str, list[tuple[str, Callable[..., Any]]]]]] = {
         ("tf_keras.src.saving.saving_lib", _ARCHIVES),
         ("tf_keras.src.saving.legacy.hdf5_format", _HDF5),
         ("tf_keras.src.saving.legacy.save", [("save_weights", _save_weights)]),
+        ("tf_keras.src.saving.legacy.saved_model.load", [("load", _load_saved_model)]),
     ],
 }
 
