@@ -154,16 +154,15 @@ def lookup_of(ids: Any, weights: Any, reading: Reading) -> Lookup:
 
 
 def _plain(keys: Any, reading: Reading) -> Lookup:
-    if not isinstance(keys, tf.SparseTensor):
-        return Lookup(reading, keys, None, lambda rows: rows)
-    shape = tf.concat([keys.dense_shape, [reading.dim]], 0)
-    static = keys.shape.concatenate([reading.dim])
-    return Lookup(
-        reading,
-        keys.values,
-        None,
-        lambda rows: tf.ensure_shape(tf.scatter_nd(keys.indices, rows, shape), static),
-    )
+    if isinstance(keys, tf.SparseTensor):
+        return Lookup(reading, keys.values, None, lambda rows: scattered(keys, rows, reading.dim))
+    return Lookup(reading, keys, None, lambda rows: rows)
+
+
+def scattered(ids: tf.SparseTensor, rows: tf.Tensor, dim: int) -> tf.Tensor:
+    """The rows [n, dim] of sparse ids as a dense tensor, ids.shape + [dim], with zeros where there is no id."""
+    dense = tf.scatter_nd(ids.indices, rows, tf.concat([ids.dense_shape, [dim]], 0))
+    return tf.ensure_shape(dense, ids.shape.concatenate([dim]))
 
 
 def _check_weights(weights: Any, ids: Any, reading: Reading) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from tfplugin.embedding_layers.collection import EmbeddingCollectionLayer
 from tfplugin.embedding_layers.configs import FeatureConfigFields, TableConfigFields
 from tfplugin.embedding_layers.embedding import EmbeddingLayer, PaddingMask
+from tfplugin.embedding_layers.layer_class import layer_class
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,7 @@ def layers_of(keras: Any, module: str) -> Layers:
 
     def make(name: str, bases: tuple[type, ...], doc: str | None, **attributes: Any) -> Any:
         doc = doc and doc.replace("{module}", keras.__name__)
-        made = type(name, bases, {"__doc__": doc, "__module__": module, "_keras": keras, **attributes})
-        return keras.utils.register_keras_serializable("tfplugin")(made)
+        return layer_class(keras, "tfplugin", module, name, bases, doc, **attributes)
 
     layer = keras.layers.Layer
     mask = (
