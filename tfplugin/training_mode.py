@@ -1,8 +1,9 @@
 """Training or inference: what a lookup does with a key that is not there.
 
-A lookup in a graph inserts keys or does not: that is an attribute of its op. So a `tf.function` has a trace for training
-and another for inference, and each call takes the one of the mode that its thread is in: the mode is part of what
-TensorFlow finds the traces of a function by. Threads that train and threads that infer do not get in each other's way.
+A lookup in a graph inserts keys or does not: that is an attribute of its op. So a `tf.function` has a trace for
+training and another for inference, and each call takes the one of the mode that its thread is in: the mode is part of
+what TensorFlow finds the traces of a function by. Threads that train and threads that infer do not get in each other's
+way.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Lookup:
 
     Attributes:
       reading: how.
-      ids: a tensor or a RaggedTensor for a plain lookup; a SparseTensor or a RaggedTensor [bags, None] for a pooled one.
+      ids: a tensor or a RaggedTensor for a plain lookup, a SparseTensor or RaggedTensor [bags, None] for a pooled one.
       weights: of a pooled lookup, as `ids` are, or None.
       finish: makes the layer's output of the rows.
     """
@@ -112,7 +112,7 @@ def values_of(ids: Any) -> tf.Tensor:
 
 
 def mask_of(ids: Any, padding: Any) -> Any:
-    """Which ids are not padding: bool, of the shape of `ids`. Of sparse ids it is dense; ragged ones need none: None."""
+    """Which ids are not padding: bool, of the shape of `ids`. Of sparse ids it is dense; of ragged ones None."""
     if isinstance(ids, tf.RaggedTensor):
         return None
     values = values_of(ids)

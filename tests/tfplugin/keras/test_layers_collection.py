@@ -102,7 +102,9 @@ def test_inputs_of_another_structure(both_kerases, layers, features):
     layer = layers.EmbeddingCollection(features(), name="all")
     inputs = _inputs()
     del inputs["user"]
-    message = r"(?s)Layer 'all': inputs must have the structure of its feature_configs, .*'items': \['seen', 'candidate'\]"
+    message = (
+        r"(?s)Layer 'all': inputs must have the structure of its feature_configs, .*'items': \['seen', 'candidate'\]"
+    )
     with pytest.raises(ValueError, match=message):
         layer(inputs)
     with pytest.raises(ValueError, match="Layer 'all': weights must have the structure"):
@@ -118,7 +120,10 @@ def test_inputs_of_another_structure(both_kerases, layers, features):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda m: m.TableConfig("t", embedding_dim=2, vocabulary_size=9), "no vocabulary: leave vocabulary_size=9 out"),
+        (
+            lambda m: m.TableConfig("t", embedding_dim=2, vocabulary_size=9),
+            "no vocabulary: leave vocabulary_size=9 out",
+        ),
         (lambda m: m.TableConfig("t", 9, 2), "positional arguments"),
         (lambda m: m.TableConfig("", embedding_dim=2), "name must be the name of the table"),
         (lambda m: m.TableConfig("t", embedding_dim=0), "'t': the width of a row .* must be 1 or more"),
@@ -162,7 +167,10 @@ def test_configs_make_the_collection_again(both_kerases, layers, features):
     )
     config = layer.get_config()
     saving = keras.utils if hasattr(keras.utils, "serialize_keras_object") else keras.saving
-    for again in (type(layer).from_config(config), saving.deserialize_keras_object(saving.serialize_keras_object(layer))):
+    for again in (
+        type(layer).from_config(config),
+        saving.deserialize_keras_object(saving.serialize_keras_object(layer)),
+    ):
         assert again.get_config() == layer.get_config() == config
         tf.nest.assert_same_structure(again.feature_configs, features())
         seen, candidate = again.feature_configs["items"]

@@ -172,7 +172,9 @@ def test_strings_are_hashed_as_stated(layers):
 def test_inputs_of_functional_models(both_kerases, embedding):
     keras = both_kerases
     for kind, options in ((_ragged, {"ragged": True}), (_sparse, {"sparse": True})):
-        ids, weights = (keras.Input((3 if "sparse" in options else None,), dtype=d, **options) for d in ("int64", "float32"))
+        ids, weights = (
+            keras.Input((3 if "sparse" in options else None,), dtype=d, **options) for d in ("int64", "float32")
+        )
         pooled = embedding("mean")(ids, weights=weights)
         assert tuple(pooled.shape) == (None, DIM)
         model = keras.Model([ids, weights], pooled)
@@ -259,7 +261,7 @@ def test_weights_that_do_not_fit(embedding):
         embedding("sum")(ids, weights=_ragged([[1.0, 2.0]], tf.float32))
     with pytest.raises(TypeError, match=r"weights must be floating-point numbers, got int\d+"):
         embedding("sum")(ids, weights=tf.constant([[1, 2]]))
-    with pytest.raises(ValueError, match="weights of shape .* give one for each id"):
+    with pytest.raises(ValueError, match=r"weights of shape .* give one for each id"):
         embedding("sum")(ids, weights=tf.ones([1, 3]))
 
 
@@ -286,5 +288,3 @@ def test_weights_that_do_not_fit(embedding):
 def test_arguments_that_make_no_sense(layers, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         layers.Embedding(**{"dim": DIM, **options})
-
-

@@ -79,7 +79,9 @@ def _of(kind, values, dtype):
 def test_a_step_in_a_loop_of_ones_own(both_kerases, layers, kind, regularized):
     rows = np.random.default_rng(1).normal(size=(VOCABULARY, DIM))
     # d/dr of sum((sum over dim of the pooled - label) ** 2), and of 0.1 * r ** 2 for each row that is there once.
-    pooled = np.stack([(np.array(w)[:, None] * rows[np.array(b, int)]).sum(0) for b, w in zip(BAGS, WEIGHTS, strict=True)])
+    pooled = np.stack(
+        [(np.array(w)[:, None] * rows[np.array(b, int)]).sum(0) for b, w in zip(BAGS, WEIGHTS, strict=True)]
+    )
     of_sample = 2 * (pooled.sum(1, keepdims=True) - LABELS)
     expected = rows.copy()
     for bag, weights, gradient in zip(BAGS, WEIGHTS, of_sample, strict=True):
