@@ -133,6 +133,9 @@ def test_a_concrete_function_says_that_it_is_one_for_training(table, predict):
     assert int(table.size()) == 1
     train(tf.constant([9], tf.int64))
     assert int(table.size()) == 2
+    calls = tf.function(lambda ids: predict(ids) + 1.0).get_concrete_function(spec)  # what was traced before
+    with tfplugin.inference_mode(), pytest.raises(RuntimeError, match="was traced for training"):
+        calls(tf.constant([9], tf.int64))
 
 
 def test_a_graph_keeps_the_mode_it_was_built_in(session):

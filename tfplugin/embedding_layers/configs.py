@@ -99,7 +99,7 @@ class FeatureConfigFields:
         if not isinstance(self.table, TableConfigFields):
             raise TypeError(
                 f"FeatureConfig '{self.name}': table must be a TableConfig of tfplugin, got "
-                f"{type(self.table).__name__}."
+                f"{type(self.table).__module__}.{type(self.table).__name__}."
             )
 
     def get_config(self) -> dict[str, Any]:

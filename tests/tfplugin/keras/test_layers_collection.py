@@ -129,7 +129,7 @@ def test_inputs_of_another_structure(both_kerases, layers, features):
         (lambda m: m.TableConfig("t", embedding_dim=0), "'t': the width of a row .* must be 1 or more"),
         (lambda m: m.TableConfig("t", embedding_dim=2, placement="sparsecore"), "placement must be one of"),
         (lambda m: m.TableConfig("t", embedding_dim=2, combiner="max"), "combiner must be None or one of"),
-        (lambda m: m.FeatureConfig("f", "t"), "table must be a TableConfig of tfplugin, got str"),
+        (lambda m: m.FeatureConfig("f", "t"), r"table must be a TableConfig of tfplugin, got builtins\.str"),
         (lambda m: m.EmbeddingCollection({"f": "t"}), "must be FeatureConfigs of tfplugin"),
         (lambda m: m.EmbeddingCollection({}), "has no feature"),
         (
@@ -192,6 +192,21 @@ def _model(keras, collection):
     outputs = tf.nest.flatten(collection(inputs))
     joined = keras.layers.Concatenate()(outputs)
     return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(joined))
+
+
+def test_files_of_keras_have_the_tables(both_kerases, layers, features, tmp_path):
+    keras = both_kerases
+    collection = layers.EmbeddingCollection(features(), name="all")
+    model = _model(keras, collection)
+    model.compile("adam", "mse")
+    inputs = (tf.constant([7, 8]), tf.constant([[1, 2, 1], [3, 3, 3]]), tf.constant([[2], [5]]))
+    inputs = {"user": inputs[0], "items": list(inputs[1:]), "tags": (tf.constant([["a", "b"], ["b", ""]]),)}
+    model.train_on_batch(inputs, LABELS)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(inputs), model(inputs))
+    tables = again.get_layer("all").tables
+    assert {name: int(table.size()) for name, table in tables.items()} == {"user": 2, "item": 4, "tag": 3}
 
 
 def test_a_regularizer_sees_each_row_once(layers, features):
