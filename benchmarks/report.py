@@ -43,7 +43,7 @@ GROUPS = {
     ),
     "keras": (
         "Keras: `fit` of a DeepFM",
-        "`tfplugin.keras.Embedding` under plain `compile(Adam)` and `fit`; milliseconds of an epoch of `steps` batches. "
+        "`tfplugin.keras.Embedding` under plain `compile(Adam)` and `fit`; milliseconds of an epoch of `steps` steps. "
         "`loop`: the same model in a loop by hand, whose lookups update their rows in the backward pass "
         "(`apply_in_backward`). `hashed Embedding`: Keras's own layer, ids by remainder. `TFRA`: its Keras layer and "
         "optimizer under `fit`.",
