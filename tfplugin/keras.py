@@ -12,6 +12,9 @@ if _keras.backend.backend() != "tensorflow":
 
 _layers = _layers_of(_keras, __name__)
 Embedding = _layers.Embedding
+EmbeddingCollection = _layers.EmbeddingCollection
+TableConfig = _layers.TableConfig
+FeatureConfig = _layers.FeatureConfig
 PaddingMask = _layers.PaddingMask  # files of models look for it here
 
-__all__ = ["Embedding"]
+__all__ = ["Embedding", "EmbeddingCollection", "FeatureConfig", "TableConfig"]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 import warnings
 import weakref
@@ -31,21 +32,25 @@ from tensorflow.python.framework import func_graph
 from tfplugin import placement, scaled_loss, step_record
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.keras_models import _holders, _listed, _name, _note_looked_up
-from tfplugin.optimizers import fused
+from tfplugin.optimizers import fused, row_averages
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.optimizers.wrapper import OptimizerWrapper, check_supported, wrapper_of
 from tfplugin.wrapped_method import defining_class, wrap_method, wrap_property
 
 #: What trains: in these, and in what they call, ``train_step`` is looked at.
 _TRAINING = ("fit", "train_on_batch")
+_INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
 
 #: What is wrong with the latest training step of a model.
 _failed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
+#: Models that leave it to Keras whether XLA compiles them.
+_auto: weakref.WeakSet[Any] = weakref.WeakSet()
+
 _now = threading.local()
 
 
-# ---- Which tables a step trains ----------------------------------------------------------------------------------------
+# ---- Which tables a step trains --------------------------------------------------------------------------------------
 
 
 class _Trained:
@@ -72,7 +77,7 @@ class _Trained:
 
 
 def _is_left_to_keras(part: Any, table: Any) -> bool:
-    """Whether an optimizer of Keras can train it, and no backward pass does. The tables of other APIs have their own."""
+    """Whether an optimizer of Keras can train it, and no backward pass does. Tables of other APIs have their own."""
     return getattr(table, "_trained_by_keras", False) and part._in_backward is None
 
 
@@ -112,7 +117,7 @@ def _without_tables(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]
         return getter(layer)
 
 
-# ---- The step ----------------------------------------------------------------------------------------------------------
+# ---- The step --------------------------------------------------------------------------------------------------------
 
 
 def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -122,6 +127,7 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
         return original(model, *args, **kwargs)
     check(model)
     decided: dict[frozenset[int], Any] = {}
+    compiled = compiles_by_xla(model)
 
     @functools.wraps(step)
     def train_step(*step_args: Any, **step_kwargs: Any) -> Any:
@@ -134,7 +140,7 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
                     step(*step_args, **step_kwargs)
                 decided[frozenset(trained.parts)] = looked
             trained.keep({id(part) for part, _ in looked.left_out()})
-        with _among_the_weights(trained), step_record.recording() as found:
+        with _among_the_weights(trained), _in_clusters(compiled), step_record.recording() as found:
             outputs = step(*step_args, **step_kwargs)
         _note_looked_up(model, found)
         wrong = _not_updated(model, found) or _updated_by_scaled_gradients(model, found)
@@ -146,7 +152,8 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
     # Past what Keras makes of attributes: it is no part of the model.
     object.__setattr__(model, "train_step", train_step)
     try:
-        return original(model, *args, **kwargs)
+        with lookups_outside_of_xla(model):
+            return original(model, *args, **kwargs)
     finally:
         if own is None:
             object.__delattr__(model, "train_step")
@@ -236,7 +243,7 @@ def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
     return scaled_loss.mark(scaled, optimizer)
 
 
-# ---- The update --------------------------------------------------------------------------------------------------------
+# ---- The update ------------------------------------------------------------------------------------------------------
 
 
 @tf.autograph.experimental.do_not_convert
@@ -328,13 +335,61 @@ def _divided(gradient: Any, scale: Any) -> Any:
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
-# ---- What cannot be ----------------------------------------------------------------------------------------------------
+@tf.autograph.experimental.do_not_convert
+def _finalize(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """``finalize_variable_values`` of an optimizer, by which ``fit`` ends: weights become their moving averages."""
+    returned = original(optimizer, *args, **kwargs)
+    row_averages.overwrite(optimizer)
+    return returned
+
+
+# ---- XLA -------------------------------------------------------------------------------------------------------------
+
+
+def compiles_by_xla(model: Any) -> bool:
+    """Whether the user has said ``jit_compile=True``, and not left it to Keras."""
+    return bool(getattr(model, "jit_compile", False)) and model not in _auto
+
+
+@contextlib.contextmanager
+def lookups_outside_of_xla(model: Any) -> Iterator[None]:
+    """Has Keras make functions that XLA does not compile as a whole: it knows no lookups of tables."""
+    if not getattr(model, "jit_compile", False) or next(_holders(model), None) is None:
+        yield
+        return
+    # Past the property: of tf_keras it would make all functions anew.
+    object.__setattr__(model, "_jit_compile", False)
+    try:
+        yield
+    finally:
+        object.__setattr__(model, "_jit_compile", True)
+
+
+@contextlib.contextmanager
+def _in_clusters(compiled: bool) -> Iterator[None]:
+    """Has XLA compile what it knows of a step: the dense part, and not lookups and updates of tables."""
+    if not compiled or tf.executing_eagerly():
+        yield
+        return
+    with tf.xla.experimental.jit_scope():
+        yield
+
+
+def _make_function(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """``make_test_function`` and ``make_predict_function``."""
+    with lookups_outside_of_xla(model):
+        return original(model, *args, **kwargs)
+
+
+# ---- What cannot be --------------------------------------------------------------------------------------------------
 
 
 def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Says at once what an optimizer cannot do with the tables that the model has by now."""
     returned = original(model, *args, **kwargs)
     if hasattr(model, "_flatten_layers"):
+        asked = inspect.signature(original).bind(model, *args, **kwargs).arguments.get("jit_compile", "auto")
+        (_auto.add if asked == "auto" else _auto.discard)(model)
         check(model)
     return returned
 
@@ -361,16 +416,22 @@ def check(model: Any) -> _Trained:
             check_supported(core, {part: fused.plan(core, part)})
         except ValueError as error:
             raise ValueError(f"Model '{model.name}', key-value variable '{_name(part, part)}': {error}") from None
+        if one is not optimizer and getattr(core, "use_ema", False):
+            raise ValueError(
+                f"Model '{model.name}', key-value variable '{_name(part, part)}': the optimizer of its layer has "
+                "moving averages (use_ema), which the end of fit puts in place for the model's optimizer only."
+            )
     return trained
 
 
-# ---- Installing --------------------------------------------------------------------------------------------------------
+# ---- Installing ------------------------------------------------------------------------------------------------------
 
 
 def _changes(keras: Any) -> Iterator[Callable[[], None]]:
     """Wraps what a Keras has."""
     methods: list[tuple[str, Callable[..., Any]]] = [(method, _train) for method in _TRAINING]
     methods += [("make_train_function", _make_train_function), ("compile", _compile)]
+    methods += [(method, _make_function) for method in ("make_test_function", "make_predict_function", *_INFERENCE)]
     for method, replacement in methods:
         owner = defining_class(keras.Model, method)
         if owner is not None:
@@ -388,6 +449,8 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
                 yield wrap_method(optimizer, method, _scale_loss)
         if "apply_gradients" in vars(optimizer):
             yield wrap_method(optimizer, "apply_gradients", _apply_gradients)
+        if "finalize_variable_values" in vars(optimizer):
+            yield wrap_method(optimizer, "finalize_variable_values", _finalize)
         if "apply" in vars(optimizer):
             yield wrap_method(optimizer, "apply", _apply)
 

@@ -2,12 +2,13 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around thirteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around fifteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
   ``CheckpointPosition.bind_object``, ``TrackableSaver.save`` and what saves asynchronously
   (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which
   `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop``
-  and that of Switch. Each passes everything that is not a key-value variable, or stands for one, through untouched.
+  and that of Switch; and of `tf.function` ``make_function_context``, which tells its traces apart, and
+  ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands for one, through untouched.
 - In Keras what `keras_models`, `keras_training`, `keras_files` and `keras_weights` say: the optimizer of a model trains the
   tables of its layers, models are looked at where they train and predict, and tables are part of what is written,
   read, counted and shown of them.
@@ -25,6 +26,7 @@ from tensorflow.python.checkpoint import async_checkpoint_helper, functional_sav
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
 from tensorflow.python.checkpoint import restore as restore_lib
 from tensorflow.python.eager import wrap_function
+from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_state
 from tensorflow.python.training import optimizer as optimizer_lib
@@ -41,6 +43,7 @@ from tfplugin import (
     keras_training,
     keras_weights,
     lookup,
+    training_mode,
 )
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.optimizers import generic_update, v1
@@ -80,6 +83,8 @@ def install() -> None:
         (async_checkpoint_helper.AsyncCheckpointHelper, "sync", async_save.sync),
         (wrap_function, "_lift_unlifted_variables", graph_import.lift_variables),
         (control_flow_state._ControlFlowState, "ZerosLikeV1WhileLoop", cond_gradients.zeros_in_loop),
+        (function_context, "make_function_context", training_mode.make_function_context),
+        (concrete_function.ConcreteFunction, "__call__", training_mode.call_concrete_function),
     ):
         _undo.append(wrap_method(owner, method, replacement))
     _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))

@@ -6,5 +6,8 @@ from tfplugin.embedding_layers.layers_of import layers_of as _layers_of
 
 _layers = _layers_of(_tf_keras, __name__)
 Embedding = _layers.Embedding
+EmbeddingCollection = _layers.EmbeddingCollection
+TableConfig = _layers.TableConfig
+FeatureConfig = _layers.FeatureConfig
 
-__all__ = ["Embedding"]
+__all__ = ["Embedding", "EmbeddingCollection", "FeatureConfig", "TableConfig"]

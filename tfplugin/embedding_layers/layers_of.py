@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tfplugin.embedding_layers.collection import EmbeddingCollectionLayer
+from tfplugin.embedding_layers.configs import FeatureConfigFields, TableConfigFields
 from tfplugin.embedding_layers.embedding import EmbeddingLayer, PaddingMask
 
 
@@ -13,6 +15,10 @@ class Layers:
     """The layers for one Keras."""
 
     Embedding: Any
+    EmbeddingCollection: Any
+    TableConfig: Any
+    FeatureConfig: Any
+    #: Of Keras 3.
     PaddingMask: Any
 
 
@@ -26,8 +32,14 @@ def layers_of(keras: Any, module: str) -> Layers:
 
     layer = keras.layers.Layer
     mask = make("PaddingMask", (PaddingMask, keras.Operation), PaddingMask.__doc__) if keras.__name__ == "keras" else None
+    table_config = make("TableConfig", (TableConfigFields,), _TABLE_CONFIG)
+    feature_config = make("FeatureConfig", (FeatureConfigFields,), _FEATURE_CONFIG, _table_config=table_config)
+    of_collection = {"_table_config": table_config, "_feature_config": feature_config}
     return Layers(
         make("Embedding", (EmbeddingLayer, layer), _EMBEDDING, _mask_operation=mask),
+        make("EmbeddingCollection", (EmbeddingCollectionLayer, layer), _COLLECTION, **of_collection),
+        table_config,
+        feature_config,
         mask,
     )
 
@@ -89,4 +101,89 @@ _EMBEDDING = """Rows of ids, from a table without a vocabulary: any id has a row
       ...     {module}.layers.Dense(1),
       ... ])
       >>> model.compile("adam", "mse")
+    """
+
+_COLLECTION = """The rows of many features, from tables that they may share: all in one lookup.
+
+    It takes the place of ``keras_rs.layers.DistributedEmbedding``, and its configs have the same fields, but for the size of
+    a vocabulary. Features whose tables have the key dtype in common are looked up by one op (pooled ones by another),
+    which works on all of them in parallel, and their gradients come out of one. A table with a `regularizer` is looked up
+    by itself. Which calls give keys their rows is said at `Embedding`.
+
+    Args:
+      feature_configs: `FeatureConfig` s in dictionaries, lists and tuples; or one.
+      name: of the layer.
+      dtype: of the rows of all tables, or a dtype policy; see `Embedding`.
+      trainable, kwargs: as of any layer.
+
+    Call arguments:
+      inputs: ids in the structure of `feature_configs`; each as of `Embedding`.
+      weights: None, or in that structure None or weights, as of `Embedding`.
+      training: as of `Embedding`.
+
+    Attributes:
+      tables: the `tfplugin.KvVariable` s by their names.
+
+    Returns:
+      The rows in the structure of `feature_configs`; each as of `Embedding`.
+
+    Raises:
+      TypeError, ValueError: as `Embedding`; inputs of another structure; two tables or features of one name; shapes
+        that are not those of a `FeatureConfig`.
+
+    Example:
+      >>> item = tfplugin.{module}.TableConfig("item", embedding_dim=8, combiner="mean")
+      >>> user = tfplugin.{module}.TableConfig("user", embedding_dim=4)
+      >>> layer = tfplugin.{module}.EmbeddingCollection({
+      ...     "user": tfplugin.{module}.FeatureConfig("user", user),
+      ...     "seen": tfplugin.{module}.FeatureConfig("seen", item),
+      ...     "candidate": tfplugin.{module}.FeatureConfig("candidate", item),
+      ... })
+      >>> rows = layer({
+      ...     "user": tf.constant([7, 8]),
+      ...     "seen": tf.ragged.constant([[15, 2], [4]], dtype=tf.int64),
+      ...     "candidate": tf.constant([4, 92]),
+      ... })
+      >>> rows["seen"].shape, rows["user"].shape
+      (TensorShape([2, 8]), TensorShape([2, 4]))
+    """
+
+_TABLE_CONFIG = """A table of an `EmbeddingCollection`. Its fields are those of ``keras_rs.layers.TableConfig``, and more.
+
+    All but the name are given by keyword.
+
+    Args:
+      name: of the table, in checkpoints, too.
+      embedding_dim: width of a row.
+      initializer: as of `Embedding`. Default: ``VarianceScaling(mode="fan_out")``, a truncated normal distribution of
+        standard deviation ``1 / sqrt(embedding_dim)``.
+      optimizer: of this table alone, as of `Embedding`. Default: the model's.
+      combiner: ``"mean"``, ``"sum"``, ``"sqrtn"``, or None for a row for each id.
+      placement: ``"auto"`` or ``"default_device"``: the CPU, or the device of a ``tf.device`` that the layer is made in.
+      max_ids_per_partition, max_unique_ids_per_partition: accepted: of these there may be any number.
+      vocabulary_size: must be left out: a table has no vocabulary.
+      padding_id, regularizer, constraint, max_capacity, eviction, admission, expiry, expire_every, expire_on_save,
+        max_hbm, capacity_hint, parts, key_dtype: as of `Embedding`.
+
+    Raises:
+      ValueError, TypeError: an argument out of range; a `vocabulary_size`.
+
+    Example:
+      >>> table = tfplugin.{module}.TableConfig("item", embedding_dim=8, combiner="sum", max_capacity=1_000_000)
+    """
+
+_FEATURE_CONFIG = """A feature of an `EmbeddingCollection`. Its fields are those of ``keras_rs.layers.FeatureConfig``.
+
+    Args:
+      name: of the feature.
+      table: the `TableConfig` of the table it is looked up in; features that share it share the rows.
+      input_shape: of its ids, with the batch; None: any. Ragged ids beyond the last number are left out.
+      output_shape: of its rows, with the batch; None: as it comes.
+
+    Raises:
+      ValueError, TypeError: no name; another kind of table.
+
+    Example:
+      >>> table = tfplugin.{module}.TableConfig("item", embedding_dim=8)
+      >>> feature = tfplugin.{module}.FeatureConfig("seen", table, (None, 50), (None, 8))
     """

@@ -1,0 +1,68 @@
+"""Gradient accumulation of Keras 3 (``gradient_accumulation_steps``) over the rows that steps touch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.trackable import autotrackable, data_structures
+
+from tfplugin.optimizers.generic_update import RowUpdate, sum_equal_keys
+
+
+class AccumulatedRows(autotrackable.AutoTrackable):
+    """The gradients of a table since the optimizer's last update, in the place of the accumulator of a dense variable.
+
+    It holds a row for each key that came, not one for each of the table. A checkpoint of the optimizer has it.
+
+    Attributes:
+      keys: [n].
+      rows: [n, dim], the sum of the gradients of each.
+    """
+
+    def __init__(self, update: RowUpdate, optimizer: Any) -> None:
+        variable = update.variable
+        self._update = data_structures.NoDependency(update)
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.keys = tf.Variable(tf.zeros([0], variable.key_dtype), shape=[None], trainable=False)
+            self.rows = tf.Variable(
+                tf.zeros([0, variable.dim], variable.dtype), shape=[None, variable.dim], trainable=False
+            )
+        name = f"kv_accumulated/{variable.name}".replace("/", ".").removesuffix(":0")
+        optimizer._maybe_initialize_trackable()
+        optimizer._track_trackable(self, name, overwrite=True)
+        optimizer._handle_deferred_dependencies(name, self)
+
+    def _gathered(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Keys and rows with those of this step, whose gradient is `rows`."""
+        keys = tf.concat([self.keys.read_value(), self._update.keys], 0)
+        return sum_equal_keys(keys, tf.concat([self.rows.read_value(), rows], 0))
+
+    def __radd__(self, rows: tf.Tensor) -> tf.Tensor:
+        """``gradient + accumulator``: the rows of all keys, which become those of the update."""
+        self._update.keys, rows = self._gathered(rows)
+        self._update.unique = True
+        return rows
+
+    def gather(self, rows: tf.Tensor) -> None:
+        """Adds the gradient of a step that updates nothing."""
+        keys, rows = self._gathered(rows)
+        self.keys.assign(keys, read_value=False)
+        self.rows.assign(rows, read_value=False)
+
+    # ---- What an optimizer asks of an accumulator that it empties ----------------------------------------------------
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Of the empty accumulator."""
+        return tf.TensorShape([0, self._update.variable.dim])
+
+    @property
+    def dtype(self) -> str:
+        """Name of that of the rows."""
+        return str(self._update.variable.dtype.name)
+
+    def assign(self, zeros: Any) -> None:
+        """Empties it."""
+        self.keys.assign(tf.zeros([0], self.keys.dtype), read_value=False)
+        self.rows.assign(tf.cast(zeros, self.rows.dtype), read_value=False)
