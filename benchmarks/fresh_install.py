@@ -100,8 +100,9 @@ def measure(release: str, python: str, wheel: Path) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     taken: dict[str, Any] = {"tensorflow": release}
     # pip, as most people have it; without what earlier installs have left in its cache.
+    own = str(folder / "bin" / "python")
     pip = [
-        str(folder / "bin" / "python"),
+        own,
         "-m",
         "pip",
         "install",

@@ -213,10 +213,14 @@ def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
     if not left_out:
         return None
     optimizer = type(getattr(model, "optimizer", None)).__name__
+    if any(id(part) in trained for part, _ in left_out):
+        why = "a layer holds it, and its train_step gives no optimizer the model.trainable_weights that have it"
+    else:
+        why = f"{optimizer} is given weights, and the tables that layers hold"
     return (
         f"The training step of model '{model.name}' looks up key-value variable "
-        f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: {optimizer} is given the "
-        f"tables that layers of the model hold, and its rows would stay as they are. {left_out[0][1]._how_to_train}"
+        f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: {why}. Its rows would "
+        f"stay as they are. {left_out[0][1]._how_to_train}"
     )
 
 
@@ -386,12 +390,28 @@ def _make_function(original: Callable[..., Any], model: Any, *args: Any, **kwarg
 
 def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Says at once what an optimizer cannot do with the tables that the model has by now."""
-    returned = original(model, *args, **kwargs)
-    if hasattr(model, "_flatten_layers"):
-        asked = inspect.signature(original).bind(model, *args, **kwargs).arguments.get("jit_compile", "auto")
-        (_auto.add if asked == "auto" else _auto.discard)(model)
-        check(model)
+    if not hasattr(model, "_flatten_layers"):
+        return original(model, *args, **kwargs)
+    asked = inspect.signature(original).bind(model, *args, **kwargs).arguments.get("jit_compile", "auto")
+    (_auto.add if asked == "auto" else _auto.discard)(model)
+    with _supported(model) if asked is True else contextlib.nullcontext():
+        returned = original(model, *args, **kwargs)
+    check(model)
     return returned
+
+
+@contextlib.contextmanager
+def _supported(model: Any) -> Iterator[None]:
+    """Has Keras 3 compile a model by XLA although layers that look tables up say that XLA cannot compile them."""
+    layers = [layer for layer in {id(layer): layer for _, _, layer in _holders(model)}.values() if layer is not model]
+    layers = [layer for layer in layers if getattr(layer, "supports_jit", True) is False]
+    for layer in layers:
+        layer.supports_jit = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.supports_jit = False
 
 
 @tf.autograph.experimental.do_not_convert

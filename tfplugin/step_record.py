@@ -95,8 +95,8 @@ def note_lookup(table: Any, train: bool) -> None:
     if not context.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf_ops.get_default_graph()):
         raise ValueError(
             f"Key-value variable '{table.name}' is looked up in a function with jit_compile=True, and XLA cannot "
-            "compile lookups of tables. Look it up outside, and give the rows to that function. A model of Keras whose layers "
-            "hold their tables before compile may say jit_compile=True: XLA compiles its dense part then."
+            "compile lookups of tables. Look it up outside, and give the rows to that function. In a model of Keras "
+            "have a layer hold it before the model is compiled: jit_compile=True then compiles what is dense."
         )
     if table.trainable:
         resource_variable_ops.variable_accessed(table)

@@ -3,8 +3,8 @@
     python wheels/matrix.py [--pythons "3.10 3.12"] [--tensorflows "2.16 2.21"] [--again] [--keep]
 
 Each pair gets an environment of its own, with that release of TensorFlow and what its installer takes with it (Keras,
-NumPy, ...). Nothing of this tree is on its path: the tests run in a copy of them. They must find ready ops, and may
-compile none. What each pair gave is kept in build/wheels/matrix and written as a table into docs/versions.md; a pair
+NumPy, ...). Nothing of this tree is on its path: the tests are those of the source distribution beside the wheels.
+They must find ready ops, and may compile none. What each pair gave is kept in build/wheels/matrix and written as a table into docs/versions.md; a pair
 that passed with this very wheel and these tests is not run again without `--again`.
 """
 
@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import xml.etree.ElementTree
 from pathlib import Path
@@ -116,12 +117,14 @@ def serves(wheel: Path, version: str) -> bool:
 
 
 def tests_tree() -> Path:
-    """Copy the tests to where no package of this tree is; returns the folder."""
-    tree = RESULTS / "tree"
-    shutil.rmtree(tree, ignore_errors=True)
-    for folder in ("tests", "examples", "docs"):
-        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tree)
+    """Unpack the tests of the source distribution beside the wheels, and none of its packages; returns the folder."""
+    shutil.rmtree(RESULTS / "tree", ignore_errors=True)
+    (archive,) = DIST.glob("kvtools-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        wanted = ("tests/", "examples/", "docs/", "pyproject.toml")
+        members = [one for one in tar.getmembers() if one.name.partition("/")[2].startswith(wanted)]
+        tar.extractall(RESULTS / "tree", members, filter="data")
+    tree = RESULTS / "tree" / archive.name.removesuffix(".tar.gz")
     if lost := [name for name in CORE if not (tree / name).exists()]:
         raise SystemExit(f"wheels/matrix.py names tests that are not there: {', '.join(lost)}")
     return tree

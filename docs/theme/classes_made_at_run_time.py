@@ -14,6 +14,7 @@ from typing import Any
 import griffe
 
 MODULES = (
+    "tfplugin.keras",
     "tfplugin.sok.all2all_layer",
     "tfplugin.sok.distributed_embedding",
     "tfplugin.dynamic_embedding.keras.layers",

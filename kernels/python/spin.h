@@ -108,9 +108,9 @@ class Spin {
   nanobind::object call_soon_;
   Clock::time_point last_;  // when something was answered
   Clock::time_point from_;  // since when it looks
-  bool running_ = false;  // it looks
-  bool queued_ = false;   // the loop is going to call it
-  double left_ = 0;       // seconds that may go in vain
+  bool running_ = false;    // it looks
+  bool queued_ = false;     // the loop is going to call it
+  double left_ = 0;         // seconds that may go in vain
   Seconds found_{0}, vain_{0};
   int waits_ = kNotOpened;
   uint64_t waited_ = 0;

@@ -20,6 +20,12 @@ namespace kvtools {
 
 namespace tf = tensorflow;
 
+// Has linkage, as LocalReader::Buffer has: units include this file.
+struct Freed {
+  void operator()(char* bytes) const { std::free(bytes); }
+};
+using Block = std::unique_ptr<char, Freed>;
+
 namespace {
 
 // What addresses, offsets and sizes past the page cache are multiples of: no disk wants more.
@@ -30,11 +36,6 @@ constexpr int64_t kWriteBuffersBytes = int64_t{32} << 20;  // of all writers
 constexpr double kLeastBytesPerSecond = 400e6;
 constexpr int64_t kJudgedBytes = int64_t{32} << 20;
 constexpr int64_t kMostReadBytes = int64_t{1} << 20;
-
-struct Freed {
-  void operator()(char* bytes) const { std::free(bytes); }
-};
-using Block = std::unique_ptr<char, Freed>;
 
 Block MakeBlock(int64_t bytes) {
   return Block(static_cast<char*>(std::aligned_alloc(kDiskBlock, static_cast<size_t>(bytes))));
@@ -53,8 +54,8 @@ class LocalFile : public tf::WritableFile {
       : path_(std::move(path)),
         descriptor_(descriptor),
         writers_(writers),
-        room_(std::max(int64_t{64} << 10, std::min(kMostWriteBytes, kWriteBuffersBytes / writers) / kDiskBlock *
-                                              kDiskBlock)),
+        room_(std::max(int64_t{64} << 10,
+                       std::min(kMostWriteBytes, kWriteBuffersBytes / writers) / kDiskBlock * kDiskBlock)),
         buffer_(MakeBlock(room_)) {}
   ~LocalFile() override {
     if (descriptor_ >= 0) ::close(descriptor_);
@@ -131,7 +132,8 @@ class LocalFile : public tf::WritableFile {
       if (n < 0) return Failed();
       from += n;
       offset_ += n;
-      if (way_ == Way::kDirect && n % kDiskBlock != 0) GoCached();  // the next piece would begin within a block
+      if (way_ == Way::kDirect && n % kDiskBlock != 0)
+        GoCached();  // the next piece would begin within a block
     }
     if (way_ != Way::kDirect || judged_) return absl::OkStatus();
     direct_bytes_ += size;
@@ -181,7 +183,8 @@ std::unique_ptr<LocalReader> LocalReader::Open(const std::string& name) {
   const bool is_file = ::fstat(cached, &found) == 0 && S_ISREG(found.st_mode) && found.st_size > 0;
   const int direct = is_file ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT) : -1;
   void* mapped = MAP_FAILED;
-  if (direct >= 0) mapped = ::mmap(nullptr, static_cast<size_t>(found.st_size), PROT_READ, MAP_SHARED, cached, 0);
+  if (direct >= 0)
+    mapped = ::mmap(nullptr, static_cast<size_t>(found.st_size), PROT_READ, MAP_SHARED, cached, 0);
   if (mapped == MAP_FAILED) {
     if (direct >= 0) ::close(direct);
     ::close(cached);
@@ -213,7 +216,8 @@ bool LocalReader::IsInCache(int64_t offset, int64_t size) const {
   unsigned char in_cache[kMostReadBytes / 4096 + 2];
   const int64_t begin = offset / page * page;
   const int64_t pages = (offset + size - begin + page - 1) / page;
-  if (::mincore(static_cast<char*>(mapped_) + begin, static_cast<size_t>(offset + size - begin), in_cache) != 0) {
+  if (::mincore(static_cast<char*>(mapped_) + begin, static_cast<size_t>(offset + size - begin), in_cache) !=
+      0) {
     return true;
   }
   return std::all_of(in_cache, in_cache + pages, [](unsigned char one) { return (one & 1) != 0; });

@@ -22,6 +22,8 @@ namespace {
 
 constexpr int64_t kMostChunk = int64_t{16} << 20;
 constexpr int64_t kAlignment = 64;
+// Where there are few processors, twice as many threads, up to this: some wait for the disk.
+constexpr int kWaiting = 8;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -117,8 +119,10 @@ absl::Status RowsIn::Read(kvtable::ParallelFor* threads) {
   Turns turns(in_order);
   int64_t bytes = 0;
   for (const auto& part : parts_) bytes += part->saved->rows * RowBytes(*part);
-  const int workers =
-      on_gpu ? 1 : static_cast<int>(std::min<int64_t>(threads->threads(), 1 + bytes / kMostChunk));
+  const int cpus = threads->threads();
+  const int workers = on_gpu ? 1
+                             : static_cast<int>(std::min<int64_t>(
+                                   std::max(cpus, std::min(2 * cpus, kWaiting)), 1 + bytes / kMostChunk));
   int64_t room = std::min(kMostChunk, kReadBytes / std::max(1, workers));
   std::vector<Chunk> chunks;
   for (const auto& part : parts_) {

@@ -80,7 +80,8 @@ PROGRAMS = {
 }
 """Commands that are not ours, or that pass ours something."""
 
-ANSWERS_UNTIL_ITS_END = ("serve", "follow", "setup-horovod")
+NOT_HERE = ("serve", "follow", "setup-horovod", "doctor")
+"""Commands of kvtools that answer until they are ended, or look at the machine."""
 
 
 def _model(folder: Path) -> None:
@@ -167,7 +168,7 @@ def _run_here(page: str) -> list[Command]:
     return [
         command
         for command in _commands(page)
-        if command.arguments[1] not in ANSWERS_UNTIL_ITS_END and not re.search(other, command.text)
+        if command.arguments[1] not in NOT_HERE and not re.search(other, command.text)
     ]
 
 

@@ -23,10 +23,10 @@ RUN_ELSEWHERE = {
 GO_ON = ("README.md", "docs/quickstart.md")
 """Pages whose commands are about the files that their Python has saved."""
 
-NEEDS = re.compile(r"trained_model|^kvtools (serve|follow|setup-horovod)")
+NEEDS = re.compile(r"trained_model|^kvtools (serve|follow|setup-horovod|doctor)")
 """What is not there, or does not end by itself."""
 
-THOROUGH = ("docs/keras.md", "docs/questions.md")
+THOROUGH = ("docs/keras.md",)
 
 PRINTED = re.compile(r"^print\(.*\)\n# (.*)$", re.MULTILINE)
 """What a page says that it prints: a comment of one line behind."""

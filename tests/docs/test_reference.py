@@ -19,6 +19,7 @@ MODULES = (
     "kvtools.client",
     "tfplugin",
     "tfplugin.dynamic_embedding",
+    "tfplugin.keras",
     "tfplugin.optimizers",
     "tfplugin.policies",
     "tfplugin.sok",

@@ -20,7 +20,9 @@ def table_layer(keras: Any) -> Any:
     class Rows(keras.layers.Layer):
         def __init__(self, dim: int = DIM, table: str = "user", parts: int = 1, **options: Any) -> None:
             self.of_table = {
-                key: options.pop(key) for key in ("initializer", "max_capacity", "key_dtype", "value_dtype") if key in options
+                key: options.pop(key)
+                for key in ("initializer", "max_capacity", "key_dtype", "value_dtype")
+                if key in options
             }
             super().__init__(**options)
             self.dim, self.table_name, self.parts = dim, table, parts

@@ -1,4 +1,4 @@
-"""Tables in models of Keras: what would not be trained, saved or left alone says so."""
+"""Tables in models of Keras: they are trained, and what would not be, or not saved or left alone, says so."""
 
 from __future__ import annotations
 
@@ -45,11 +45,25 @@ def _model(keras, layer, **options):
     return model
 
 
-@pytest.mark.parametrize("held", ["attribute", "list", "dictionary", "closure"])
-def test_fit_says_which_table_it_cannot_train(keras, make, rows_of, held):
+@pytest.mark.parametrize("held", ["attribute", "list", "dictionary"])
+def test_fit_trains_the_tables_that_layers_hold(keras, make, rows_of, held):
     table = make(name="user", initializer=0.5)
     model = _model(keras, _layer(keras, table, held))
-    message = r"(?s)model 'ctr' looks up key-value variable 'user:0', and nothing updates it: .*Adam.*apply_in_backward"
+    model.fit(IDS, LABELS, verbose=0)
+    trained = rows_of(table, IDS)
+    assert (trained != 0.5).all()
+    model.train_on_batch(IDS, LABELS)
+    assert (rows_of(table, IDS) != trained).all()
+    assert "train_step" not in vars(model)
+
+
+def test_fit_says_which_table_it_cannot_train(keras, make, rows_of):
+    table = make(name="user", initializer=0.5)
+    model = _model(keras, _layer(keras, table, "closure"))
+    message = (
+        r"(?s)model 'ctr' looks up key-value variable 'user:0', and nothing updates it: .*Adam.*"
+        r"an attribute of a layer.*apply_in_backward"
+    )
     for train in (lambda: model.fit(IDS, LABELS, verbose=0), lambda: model.train_on_batch(IDS, LABELS)):
         with pytest.raises(ValueError, match=message):
             train()
@@ -57,12 +71,17 @@ def test_fit_says_which_table_it_cannot_train(keras, make, rows_of, held):
     assert "train_step" not in vars(model)
 
 
-def test_nested_layers_eager_steps_and_partitioned_variables(keras, make, partitioner):
-    table = make(name="user", partitioner=partitioner)
-    inner = keras.Sequential([keras.Input((3,), dtype="int64"), _layer(keras, table, "list")])
+@pytest.mark.parametrize("held", ["list", "closure"])
+def test_nested_layers_eager_steps_and_partitioned_variables(keras, make, partitioner, held):
+    table = make(name="user", partitioner=partitioner, initializer=0.5)
+    inner = keras.Sequential([keras.Input((3,), dtype="int64"), _layer(keras, table, held)])
     model = _model(keras, inner, run_eagerly=True)
-    with pytest.raises(ValueError, match=r"variable 'user(:0)?', and nothing updates it"):
-        model.fit(IDS, LABELS, verbose=0)
+    if held == "closure":
+        with pytest.raises(ValueError, match=r"variable 'user(:0)?', and nothing updates it"):
+            model.fit(IDS, LABELS, verbose=0)
+        return
+    model.fit(IDS, LABELS, verbose=0)
+    assert (table.export()[1].numpy() != 0.5).all()
 
 
 def test_a_lookup_in_a_function_that_was_traced_before(keras, make):
@@ -86,7 +105,7 @@ def test_a_lookup_in_a_function_that_was_traced_before(keras, make):
 
 def test_a_table_that_its_lookups_update_is_trained(keras, make, rows_of):
     table = make(initializer=0.5)
-    model = _model(keras, _layer(keras, table))
+    model = _model(keras, _layer(keras, table, "closure"))
     with pytest.raises(ValueError):
         model.fit(IDS, LABELS, verbose=0)
     tfplugin.apply_in_backward(table, keras.optimizers.Adam(0.5))

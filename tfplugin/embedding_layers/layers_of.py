@@ -31,7 +31,9 @@ def layers_of(keras: Any, module: str) -> Layers:
         return keras.utils.register_keras_serializable("tfplugin")(made)
 
     layer = keras.layers.Layer
-    mask = make("PaddingMask", (PaddingMask, keras.Operation), PaddingMask.__doc__) if keras.__name__ == "keras" else None
+    mask = (
+        make("PaddingMask", (PaddingMask, keras.Operation), PaddingMask.__doc__) if keras.__name__ == "keras" else None
+    )
     table_config = make("TableConfig", (TableConfigFields,), _TABLE_CONFIG)
     feature_config = make("FeatureConfig", (FeatureConfigFields,), _FEATURE_CONFIG, _table_config=table_config)
     of_collection = {"_table_config": table_config, "_feature_config": feature_config}

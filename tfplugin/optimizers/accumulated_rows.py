@@ -23,6 +23,8 @@ class AccumulatedRows(autotrackable.AutoTrackable):
     def __init__(self, update: RowUpdate, optimizer: Any) -> None:
         variable = update.variable
         self._update = data_structures.NoDependency(update)
+        #: The keys of this step's gradient.
+        self.came: tf.Tensor | None = None
         with tf.init_scope(), tf.device("CPU:0"):
             self.keys = tf.Variable(tf.zeros([0], variable.key_dtype), shape=[None], trainable=False)
             self.rows = tf.Variable(
@@ -35,7 +37,7 @@ class AccumulatedRows(autotrackable.AutoTrackable):
 
     def _gathered(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys and rows with those of this step, whose gradient is `rows`."""
-        keys = tf.concat([self.keys.read_value(), self._update.keys], 0)
+        keys = tf.concat([self.keys.read_value(), self.came], 0)
         return sum_equal_keys(keys, tf.concat([self.rows.read_value(), rows], 0))
 
     def __radd__(self, rows: tf.Tensor) -> tf.Tensor:

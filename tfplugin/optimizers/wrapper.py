@@ -172,6 +172,8 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 elif g is not None:
                     update = self._updates[v]
                     update.keys, rows = generic_update.row_gradient(v, g)
+                    if update.accumulated is not None:
+                        update.accumulated.came = update.keys
                     update.unique = sum_before_clipping and self._clips()
                     if update.unique:  # clipping has to see the gradient of each row as a whole
                         update.keys, rows = generic_update.sum_equal_keys(update.keys, rows)
@@ -183,6 +185,8 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
             finally:
                 for update in self._updates.values():
                     update.unbind()
+                    if update.accumulated is not None:
+                        update.accumulated.came = None
 
     # ---- Updates ---------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,8 @@ void ShardedTable::WriteColumns(const BatchTime& time, const void* keys, int64_t
   std::vector<bool> given(rows->columns.size());
   for (const ColumnIn& column : in) {
     const RowLayout::Column& at = rows->At(column.column, column.width, column.generation);
-    (column.column == 0 ? values : slots).push_back({at.offset, at.bytes, static_cast<const char*>(column.data)});
+    (column.column == 0 ? values : slots)
+        .push_back({at.offset, at.bytes, static_cast<const char*>(column.data)});
     given[static_cast<size_t>(column.column)] = true;
   }
   const bool has_value = !values.empty();

@@ -133,7 +133,9 @@ def test_several_tables_of_one_model_and_a_layer_that_two_places_share(both_kera
 
 @pytest.mark.parametrize("file", ["m.keras", "w.weights.h5"])
 def test_all_that_a_row_has_comes_back(both_kerases, tmp_path, file):
-    models, others = (kept_pair(both_kerases, value_dtype="bfloat16", key_dtype="uint64", max_capacity=32) for _ in "ab")
+    models, others = (
+        kept_pair(both_kerases, value_dtype="bfloat16", key_dtype="uint64", max_capacity=32) for _ in "ab"
+    )
     keys = np.array([0, 2**63, 2**64 - 1], np.uint64)
     models.table.upsert(keys, [[1.0] * 4, [np.nan] * 4, [-np.inf] * 4])
     if file == "m.keras":
@@ -145,7 +147,9 @@ def test_all_that_a_row_has_comes_back(both_kerases, tmp_path, file):
         table = others.table
     for column in (table.export(), models.table.export()):
         assert column[1].dtype == tf.bfloat16
-    np.testing.assert_array_equal(table.sparse_read(keys, training=False), models.table.sparse_read(keys, training=False))
+    np.testing.assert_array_equal(
+        table.sparse_read(keys, training=False), models.table.sparse_read(keys, training=False)
+    )
     for mine, theirs in zip(table.stamps(keys), models.table.stamps(keys), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 

@@ -65,7 +65,6 @@ def test_what_an_optimizer_does_beside_its_update(both_kerases, option):
 @pytest.mark.parametrize(
     "options",
     [
-        {"loss_scale_factor": 64.0},
         {"gradient_accumulation_steps": 2},
         {"gradient_accumulation_steps": 3, "global_clipnorm": 0.2, "weight_decay": 0.01},
     ],
@@ -74,6 +73,14 @@ def test_what_an_optimizer_does_beside_its_update(both_kerases, option):
 @pytest.mark.parametrize("how", [{}, {"run_eagerly": True}], ids=["traced", "eager"])
 def test_what_optimizers_of_keras_3_do(options, how):
     _assert_same_fit(pair(tf.keras).compile(_adam(tf.keras, **options), **how))
+
+
+def test_a_constant_loss_scale_of_keras_3():
+    models = pair(tf.keras)
+    models.ours.compile(tf.keras.optimizers.Adam(0.05, loss_scale_factor=64.0), "mse")
+    # Keras's own cannot divide the gradient of an Embedding.
+    models.dense.compile(tf.keras.optimizers.Adam(0.05), "mse")
+    _assert_same_fit(models)
 
 
 @pytest.mark.parametrize("option", ["use_ema", "loss scale", "clipnorm"])
@@ -101,7 +108,7 @@ def test_weights_of_classes_and_samples(both_kerases):
     weights = np.random.default_rng(0).uniform(0.5, 2, len(IDS)).astype(np.float32)
     _assert_same_fit(models, sample_weight=weights)
     ours, dense = (
-        model.fit(IDS, (LABELS > 0).astype(int), class_weight={0: 1.0, 1: 3.0}, shuffle=False, verbose=0).history
+        model.fit(IDS, (LABELS > 0).astype(int), ROWS, class_weight={0: 1.0, 1: 3.0}, shuffle=False, verbose=0).history
         for model in models.models
     )
     np.testing.assert_allclose(ours["loss"], dense["loss"], rtol=1e-5)
@@ -262,7 +269,7 @@ def test_a_step_that_is_skipped_updates_nothing(both_kerases):
             models.embedding.optimizer = keras.optimizers.SGD(0.1)
         models.ours.compile(keras.mixed_precision.LossScaleOptimizer(keras.optimizers.Adam(0.05)), "mse")
         before, _ = models.rows()
-        models.ours.train_on_batch(IDS, np.where(LABELS == LABELS[0], np.inf, LABELS))
+        models.ours.train_on_batch(IDS, np.where(LABELS[0] == LABELS, np.inf, LABELS))
         np.testing.assert_array_equal(models.rows()[0], before)
         models.ours.train_on_batch(IDS, LABELS)
         assert (models.rows()[0] != before).all()

@@ -27,7 +27,7 @@ def _model_with(keras, train_step):
 
 def _step(model, data):
     """As the guides of Keras write it."""
-    ids, labels = data
+    ids, labels = data[:2]
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((model(ids, training=True) - labels) ** 2)
     gradients = tape.gradient(loss, model.trainable_variables)
@@ -36,7 +36,7 @@ def _step(model, data):
 
 
 def _clipped_step(model, data):
-    ids, labels = data
+    ids, labels = data[:2]
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((model(ids, training=True) - labels) ** 2)
     gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, model.trainable_weights), 0.1)
@@ -62,7 +62,7 @@ def test_a_train_step_that_trains_trainable_weights(both_kerases, step, eagerly)
 
 def test_apply_of_keras_3():
     def step(model, data):
-        ids, labels = data
+        ids, labels = data[:2]
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(ids, training=True) - labels) ** 2)
         model.optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
@@ -96,7 +96,7 @@ def test_a_train_step_that_updates_its_table_keeps_its_way(both_kerases, make, r
             return self.score(self.flat(sum(layer(ids) for layer in self.layers_)))
 
         def train_step(self, data):
-            ids, labels = data
+            ids, labels = data[:2]
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((self(ids, training=True) - labels) ** 2)
             weights = self.trainable_weights
@@ -137,7 +137,7 @@ def test_two_optimizers_for_two_parts_of_a_model(both_kerases, make, rows_of):
             return self.towers[0](ids) + self.towers[1](ids)
 
         def train_step(self, data):
-            ids, labels = data
+            ids, labels = data[:2]
             with tf.GradientTape(persistent=True) as tape:
                 loss = tf.reduce_mean((self(ids, training=True) - labels) ** 2)
             for tower, optimizer in zip(self.towers, (self.optimizer, self.other), strict=True):
@@ -156,7 +156,7 @@ def test_a_train_step_that_leaves_a_table_out_says_so(both_kerases, make):
     keras = both_kerases
 
     def step(model, data):
-        ids, labels = data
+        ids, labels = data[:2]
         weights = model.layers[-1].trainable_weights
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(ids, training=True) - labels) ** 2)
