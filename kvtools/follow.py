@@ -100,6 +100,7 @@ class ChainWalk:
         self._due = 0.0
         self._known: dict[int, tuple[int, ...]] = {}  # what the newest member applied was, by its number
         self._left: Position | None = None  # of the chain that another one has taken the place of
+        self._looked_at: tuple[int, ...] = ()  # the newest full, which is of what is applied
 
     def next(self) -> Step | None:
         """Return the next step, or None where there is nothing to apply now.
@@ -171,6 +172,8 @@ class ChainWalk:
         if not newer:
             if self._is_rewritten(found):
                 return self._newest_full(found, fulls, -1)
+            if fulls:
+                self._note_other_run(fulls[max(fulls)])
             return None
         self._note_behind(found, newer[0])
         following = increments.get(at + 1)
@@ -192,6 +195,26 @@ class ChainWalk:
         if step is None and self._is_rewritten(found):
             step = self._newest_full(found, fulls, -1)
         return step or self._other_chain(found)
+
+    def _note_other_run(self, full: Member) -> None:
+        """Refuse a newest full that is of another run, and stands behind what is applied: nothing leads past that yet."""
+        stamp = _stamp(full)
+        if stamp == self._looked_at or self._rests(full):
+            return
+        position = self.position
+        assert position is not None
+        with contextlib.suppress(KvtoolsError):
+            record, _ = read_record(full)
+            chain = None if record is None else record.chain
+            if chain != position.chain and not self._is_left(record):
+                message = (
+                    f"chain in '{self.folder}': '{full.prefix.name}' is of another chain ({chain}) than what is applied"
+                    f" ({position.chain}), which has come to {position.sequence}; that is served until the other has"
+                    " gone past it: remove the members of the chain before"
+                )
+                self.refuse(full, ChainError(message, "other-chain"))
+                return
+        self._looked_at = stamp
 
     def _other_chain(self, found: list[Member]) -> Step | None:
         """Return the step of another run's full from which a whole chain leads past what is applied.
