@@ -177,9 +177,9 @@ def restore_of_chain(original: Callable[..., Any], saver: Any, save_path: Any, *
     """`TrackableSaver.restore`: says what to do with the folder of a chain, of which TensorFlow finds no file."""
     if isinstance(save_path, (str, os.PathLike)) and is_chain(save_path):
         raise ValueError(
-            f"'{os.fspath(save_path)}' is the folder of a chain, of a full checkpoint and increments after it: restore it "
-            "by tfplugin.CheckpointManager(checkpoint, folder).restore_or_initialize(), or some of its tables by "
-            "tfplugin.restore_tables; `kvtools merge` makes one checkpoint of it."
+            f"'{os.fspath(save_path)}' is the folder of a chain, of a full checkpoint and increments after it: "
+            "restore it by tfplugin.CheckpointManager(checkpoint, folder).restore_or_initialize(), or some of its "
+            "tables by tfplugin.restore_tables; `kvtools merge` makes one checkpoint of it."
         )
     return original(saver, save_path, *args, **kwargs)
 
