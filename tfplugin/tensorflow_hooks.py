@@ -2,9 +2,9 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around fifteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around sixteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
-  ``CheckpointPosition.bind_object``, ``TrackableSaver.save`` and what saves asynchronously
+  ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), ``save`` and what saves asynchronously
   (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which
   `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop``
   and that of Switch; and of `tf.function` ``make_function_context``, which tells its traces apart, and
@@ -78,6 +78,7 @@ def install() -> None:
         (functional_saver.MultiDeviceSaver, "restore", graph_restore.restore),
         (restore_lib.CheckpointPosition, "bind_object", generic_update.bind_object),
         (checkpoint_lib.TrackableSaver, "save", async_save.write),
+        (checkpoint_lib.TrackableSaver, "restore", checkpoint.restore_of_chain),
         (async_checkpoint_helper.AsyncCheckpointHelper, "save", async_save.begin),
         (async_checkpoint_helper.AsyncCheckpointHelper, "_write", async_save.begin),
         (async_checkpoint_helper.AsyncCheckpointHelper, "_copy_to_cpu", async_save.copy_to_cpu),
