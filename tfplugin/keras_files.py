@@ -57,12 +57,18 @@ def _to_save(model: Any, what: str, *, hdf5: bool = False) -> list[HeldTable]:
 
 def refuse_not_held(model: Any, what: str) -> None:
     """Raises ValueError for a model that has looked tables up which none of its layers holds."""
-    names = _looked_up_elsewhere(model)
-    if names:
+    parts = _looked_up_elsewhere(model)
+    if parts:
+        beside = "tf.train.Checkpoint(model=model, table=table)"
+        if any(getattr(part, "_in_backward", None) is not None for part in parts.values()):
+            beside = (
+                "tf.train.Checkpoint(model=model, table=table, updates=updates) with what tfplugin.apply_in_backward("
+                "table, ...) returned as updates, which counts the steps"
+            )
         raise ValueError(
-            f"{what} of model '{model.name}' would lack the rows of key-value variable {_listed(names)}, which the "
+            f"{what} of model '{model.name}' would lack the rows of key-value variable {_listed(parts)}, which the "
             "model looks up and no layer of it holds. Make it an attribute of the layer that looks it up; or save "
-            "tf.train.Checkpoint(model=model, table=table) beside."
+            f"{beside}, from which training goes on, too."
         )
 
 
