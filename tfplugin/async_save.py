@@ -2,8 +2,8 @@
 
 TensorFlow copies every variable when the save is asked for, and a thread of its writes the copies. A table is not
 copied: its one-moment export is begun instead (a *cut*). Who is about to change a row that has not been written yet
-lays it aside first, and only that takes memory. Of a table on a GPU, which has no such exports, the cut is of a copy on
-the CPU.
+lays it aside first, and only that takes memory. On a GPU what the memory for that holds is copied at once, and who
+would change rows waits until the others have been written.
 
 A cut that nobody writes would hold up who trains. So whatever fails on the way gives it up, and what failed before is
 told before the next one begins.
@@ -42,9 +42,9 @@ class TableAtMoment:
         check_whole(self.table)
         try:
             for part in self.table._kv_parts:
-                exported = _copy(part) if "GPU" in (part.device or "") else part.handle
-                with tf.device(exported.device or None):
-                    self.cuts.append((exported, raw.kv_table_cut(exported, tf.constant(_ALL_ROWS, tf.int64)).cut))
+                with tf.device(part.device or None):
+                    cut = raw.kv_table_cut(part.handle, tf.constant(_ALL_ROWS, tf.int64)).cut
+                self.cuts.append((part.handle, cut))
         except BaseException:
             self.drop()
             raise
@@ -59,25 +59,6 @@ class TableAtMoment:
         for exported, cut in self.taken():
             with tf.device(exported.device or None):
                 raw.kv_table_drop_cut(exported, cut)
-
-
-def _copy(part: Any) -> tf.Tensor:
-    """The handle of a table on the CPU with the rows of one on a GPU."""
-    with tf.device("CPU:0"):
-        copy = raw.kv_table_handle(
-            anonymous=True,
-            variable=part._name,
-            key_dtype=part.key_dtype,
-            dtype=part.dtype,
-            shape=[None, part.dim],
-            dim=part.dim,
-            max_capacity=part.max_capacity,
-            eviction=part.eviction,
-            policies=part.policies.to_json(),
-        )
-    with tf.device(part.device):
-        raw.kv_table_copy(copy, part.handle)
-    return copy
 
 
 def take(table: Any, object_map: Any) -> None:

@@ -417,8 +417,12 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         return raw.kv_table_update_counts(self._handle, name=name).skipped_updates
 
     def evicted_rows(self, name: str | None = None) -> tf.Tensor:
-        """How many rows were evicted since the table was initialized, for its capacity or by policies: scalar int64."""
+        """How many rows were evicted since the table was initialized, to keep its ``max_capacity``: scalar int64."""
         return raw.kv_table_update_counts(self._handle, name=name).evicted_rows
+
+    def expired_rows(self, name: str | None = None) -> tf.Tensor:
+        """How many rows have gone by policies of expiry since the table was initialized: scalar int64."""
+        return raw.kv_table_update_counts(self._handle, name=name).expired_rows
 
     def size(self, name: str | None = None) -> tf.Tensor:
         """Number of rows: scalar int64."""

@@ -226,7 +226,6 @@ for _name in (
     "KvTableUpdateCounts",
     "KvTableReadRows",
     "KvTableWriteRows",
-    "KvTableCopy",
     "KvTableAcquireUpdateLock",
     "KvTableReleaseUpdateLock",
     "KvTableStepVariable",

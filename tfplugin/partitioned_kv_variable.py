@@ -169,6 +169,10 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
         """As `KvVariable.evicted_rows`, of all parts."""
         return tf.add_n([part.evicted_rows() for part in self._parts])
 
+    def expired_rows(self) -> tf.Tensor:
+        """As `KvVariable.expired_rows`, of all parts."""
+        return tf.add_n([part.expired_rows() for part in self._parts])
+
     def export_since(self, unix_time: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """As `KvVariable.export_since`, part after part."""
         exported = [part.export_since(unix_time) for part in self._parts]

@@ -75,6 +75,7 @@ def _written(
         names, variables, handles, cuts = zip(*group, strict=True)
         with tf.device(cpu_device(device) or None):
             shard = tf.strings.join([prefix, f"{kind}-{number}"])
+            numbers = tf.stack(list(cuts)) if kind else None
         described = {
             "tensor_prefixes": list(names),
             "names": [variable.partitioned_name or variable._name for variable in variables],
@@ -83,7 +84,7 @@ def _written(
         }
         with tf.device(device or None):
             if kind:
-                save = raw.kv_table_save_cut(shard, list(handles), tf.stack(list(cuts)), **described).rows
+                save = raw.kv_table_save_cut(shard, list(handles), numbers, **described).rows
             else:
                 save = raw.kv_table_save(shard, list(handles), **described)
         with tf.device(cpu_device(device) or None), tf.control_dependencies([save] if save is not None else []):

@@ -38,8 +38,8 @@ class TableSummary:
       births: rows that these have made.
       held_back: keys, duplicates included, that these did not find and that admission did not let in.
       hits: the share of `lookups` that found a row; None before the first.
-      evictions: rows that have gone for the sake of a capacity, or by policies (see `expiry`): without a `max_capacity`
-        all have gone by these.
+      evictions: rows that have gone to keep a `max_capacity`.
+      expired: rows that have gone by policies of expiry, on their own, by `evict` or before a save.
       zeroed_rows: rows there that a group penalty has made zeros.
       skipped_updates: updates left out because a gradient was not finite.
 
@@ -59,6 +59,7 @@ class TableSummary:
     held_back: int | None
     hits: float | None
     evictions: int
+    expired: int
     zeroed_rows: int
     skipped_updates: int
 
@@ -130,7 +131,7 @@ def summary(table: Any, session: v1.Session | None = None) -> TableSummary:
     lookups = [np.asarray(of_part[1]) for of_part in read]
     known = all((counts >= 0).all() for counts in lookups)
     keys, born, held_back = (int(count) for count in np.sum(lookups, axis=0)) if known else (None, None, None)
-    zeroed, skipped, evicted = (int(sum(int(of_part[2][i]) for of_part in read)) for i in range(3))
+    zeroed, skipped, evicted, expired = (int(sum(int(of_part[2][i]) for of_part in read)) for i in range(4))
     hits = None
     if keys:
         assert born is not None and held_back is not None
@@ -148,6 +149,7 @@ def summary(table: Any, session: v1.Session | None = None) -> TableSummary:
         held_back=held_back,
         hits=hits,
         evictions=evicted,
+        expired=expired,
         zeroed_rows=zeroed,
         skipped_updates=skipped,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from tfplugin.named_tables import name_of, names_there, newest_in, no_such
 from tfplugin.ops import raw
+from tfplugin.rows_left_out import RowsLeftOut, contains, own_rows
 from tfplugin.slots import SlotSpec, slots_json
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from kvtools.dialects.interface import TableReader
 
 _CHUNK_BYTES = 8 << 20
-_log = logging.getLogger("tfplugin")
 
 
 def warm_start(
@@ -95,11 +94,8 @@ class _Source:
     ) -> None:
         self._doing = f"warm_start: table '{reader.schema.name}' of checkpoint '{path}'"
         self._reader = reader
-        self._name = name
         part = table._kv_parts[0]
-        self._padding_key = part.policies.padding_key
-        self._capacity = sum(part.max_capacity for part in table._kv_parts if part.holds_rows)
-        self._expires = bool(part.policies.expiry)
+        self.left_out = RowsLeftOut(self._doing, name, table)
         self.key_dtype, self.dtype, self.dim = part.key_dtype, part.dtype, part.dim
         if reader.dim != self.dim:
             raise ValueError(
@@ -142,37 +138,12 @@ class _Source:
         for chunk in self._reader.chunks(columns, rows=self._chunk_rows):
             yield self._converted(chunk)
 
-    @property
-    def may_lose_rows(self) -> bool:
-        """Whether the variable may leave out some of the rows that it is given."""
-        return self._capacity > 0 or self._expires or self._padding_key is not None
-
     def all_keys(self) -> Iterator[np.ndarray]:
         """All keys, a chunk at a time."""
         from kvtools.dialects.chunk import KEYS
 
         for chunk in self._reader.chunks(KEYS, rows=self._chunk_rows):
             yield self._keys(chunk.keys)
-
-    def padding(self, keys: np.ndarray) -> int:
-        """How many of the keys are the one that never has a row."""
-        return 0 if self._padding_key is None else int(np.count_nonzero(keys == keys.dtype.type(self._padding_key)))
-
-    def told(self, given: int, there: int, padding: int) -> int:
-        """How many of the rows that were given are there; the log says where the others are, of which `padding` have
-        the padding_key."""
-        went = given - there - padding
-        reasons = [f"{padding} has its padding_key, {self._padding_key}"] if padding else []
-        if went:
-            limit = [f"max_capacity={self._capacity}"] if self._capacity else []
-            limit += ["its expiry"] if self._expires else []
-            reasons.append(f"{went} went by {' or '.join(limit) or 'steps of training meanwhile'}")
-        if reasons:
-            _log.warning(
-                "%s: %d of its %d rows are in key-value variable '%s': %s.",
-                *(self._doing, there, given, self._name, ", ".join(reasons)),
-            )
-        return there
 
     def _converted(self, chunk: Chunk) -> _Rows:
         freqs = np.zeros(len(chunk), np.uint32) if chunk.freqs is None else chunk.freqs
@@ -204,21 +175,9 @@ class _Source:
         return became
 
 
-def _own_rows(part: Any, keys: np.ndarray) -> np.ndarray | slice:
-    """Which keys a part of a variable has."""
-    from kvtools.partition import owners
-
-    return slice(None) if part.parts == 1 else np.flatnonzero(owners(keys, part.parts, "floor_mod") == part.part)
-
-
 def _import(part: Any, specs: Sequence[SlotSpec], keys: Any, freqs: Any, columns: Sequence[Any]) -> Any:
     with tf.device(part.device or None):
         return raw.kv_table_import_columns(part.handle, keys, freqs, list(columns), slots=slots_json(specs))
-
-
-def _contains(part: Any, keys: Any) -> Any:
-    with tf.device(part.device or None):
-        return raw.kv_table_contains(part.handle, keys)
 
 
 def _fill_now(table: Any, source: _Source) -> int:
@@ -228,7 +187,7 @@ def _fill_now(table: Any, source: _Source) -> int:
     try:
         for chunk in source.chunks():
             for part in parts:
-                own = _own_rows(part, chunk.keys)
+                own = own_rows(part, chunk.keys)
                 keys = chunk.keys[own]
                 _import(part, source.specs, keys, chunk.freqs[own], [column[own] for column in chunk.columns])
                 rows += len(keys)
@@ -236,17 +195,7 @@ def _fill_now(table: Any, source: _Source) -> int:
         for part in empty:
             part.clear()
         raise
-    return _count_now(parts, source, rows) if source.may_lose_rows else rows
-
-
-def _count_now(parts: Sequence[Any], source: _Source, given: int) -> int:
-    there = padding = 0
-    for keys in source.all_keys():
-        for part in parts:
-            own = keys[_own_rows(part, keys)]
-            there += int(tf.math.count_nonzero(_contains(part, own)))
-            padding += source.padding(own)
-    return source.told(given, there, padding)
+    return source.left_out.counted(parts, source.all_keys()) if source.left_out.any else rows
 
 
 def _fill_in_graph(table: Any, source: _Source) -> tf.Tensor:
@@ -256,7 +205,7 @@ def _fill_in_graph(table: Any, source: _Source) -> tf.Tensor:
         if not parts:
             return tf.constant(0, tf.int64)
         given = tf.add_n([_fill_part(part, source) for part in parts])
-        if not source.may_lose_rows:
+        if not source.left_out.any:
             return given
         with tf.control_dependencies([given]):
             counted = tf.add_n([_count_part(part, source) for part in parts])
@@ -266,7 +215,7 @@ def _fill_in_graph(table: Any, source: _Source) -> tf.Tensor:
 
 
 def _told_of(source: _Source) -> Callable[..., np.int64]:
-    return lambda given, there, padding: np.int64(source.told(int(given), int(there), int(padding)))
+    return lambda given, there, padding: np.int64(source.left_out.told(int(given), int(there), int(padding)))
 
 
 class _Stream:
@@ -287,7 +236,7 @@ class _Stream:
             keys, freqs = np.empty(0, self._source.key_dtype.as_numpy_dtype), np.empty(0, np.uint32)
             columns = [np.empty([0, width], self._source.dtype.as_numpy_dtype) for width in self._source.widths]
         else:
-            own = _own_rows(self._part, chunk.keys)
+            own = own_rows(self._part, chunk.keys)
             keys, freqs, columns = chunk.keys[own], chunk.freqs[own], [column[own] for column in chunk.columns]
         if self._source.dtype.size == 2:
             columns = [column.view(np.int16) for column in columns]
@@ -333,8 +282,8 @@ class _KeyStream:
         keys = next(self._chunks, None)
         if keys is None:
             return [np.bool_(False), np.empty(0, self._source.key_dtype.as_numpy_dtype), np.int64(0)]
-        own = keys[_own_rows(self._part, keys)]
-        return [np.bool_(True), own, np.int64(self._source.padding(own))]
+        own = keys[own_rows(self._part, keys)]
+        return [np.bool_(True), own, np.int64(self._source.left_out.padding(own))]
 
 
 def _count_part(part: Any, source: _Source) -> tf.Tensor:
@@ -345,7 +294,7 @@ def _count_part(part: Any, source: _Source) -> tf.Tensor:
         more, keys, padding = tf.numpy_function(stream.next, [], [tf.bool, source.key_dtype, tf.int64])
         for tensor, shape in ((more, []), (keys, [None]), (padding, [])):
             tensor.set_shape(shape)
-        return more, counts + tf.stack([tf.math.count_nonzero(_contains(part, keys)), padding])
+        return more, counts + tf.stack([tf.math.count_nonzero(contains(part, keys)), padding])
 
     begun = tf.numpy_function(stream.begin, [], tf.bool)
     begun.set_shape([])

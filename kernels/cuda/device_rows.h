@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/host_device.h"
+#include "row_changes.h"
 #include "row_ranks.h"
 
 namespace kvtable {
@@ -39,7 +40,8 @@ struct DeviceRows {
   uint32_t* free_rows = nullptr;  // room for all that may be freed
   int64_t row_bytes = 0;
   int slab_bits = 0;  // log2 of a slab's rows
-  DeviceRanks ranks;  // of a bounded table
+  DeviceRanks ranks;         // of a bounded table
+  DeviceRowChanges changes;  // of a table that tracks them
 
   KVTABLE_HOST_DEVICE char* Row(uint32_t row) const {
     return slabs[row >> slab_bits].rows + static_cast<int64_t>(row & ((1u << slab_bits) - 1)) * row_bytes;

@@ -20,7 +20,7 @@ BatchTime DeviceTableImpl<Device>::DropExpired(const DeviceKeys& keys) {
 template <class Device>
 void DeviceTableImpl<Device>::EvictSlice(const RowTest& test, PassCursor* cursor, int64_t most_rows,
                                          uint64_t* removed, DeviceStream stream) {
-  const Operation operation(this, stream);
+  const Operation operation(this, stream, Does::kWrite);
   EnsureRoomToFree(most_rows == kAllRows ? row_capacity_
                                          : std::min(row_capacity_, most_rows + DeviceBucket::kKeys));
   const IndexSlice slice = NextSlice(cursor, most_rows);

@@ -7,7 +7,7 @@
 namespace kvtable {
 
 template <class Device>
-int64_t DeviceTableImpl<Device>::ExportNext(const RowPredicate& predicate, ExportProgress* progress,
+int64_t DeviceTableImpl<Device>::ExportNext(const ExportedRows& wanted, ExportProgress* progress,
                                             int64_t capacity, const DeviceExporter::Buffers& out,
                                             DeviceStream stream) {
   if (capacity < 1) {
@@ -17,12 +17,12 @@ int64_t DeviceTableImpl<Device>::ExportNext(const RowPredicate& predicate, Expor
   const Operation operation(this, stream);
   for (const ColumnOut& column : out.columns) CheckColumn(column);
   int64_t rows = 0;
-  while (rows == 0 && !progress->ended) rows = ExportRange(predicate, progress, capacity, out);
+  while (rows == 0 && !progress->ended) rows = ExportRange(wanted, progress, capacity, out);
   return rows;
 }
 
 template <class Device>
-int64_t DeviceTableImpl<Device>::ExportRange(const RowPredicate& predicate, ExportProgress* progress,
+int64_t DeviceTableImpl<Device>::ExportRange(const ExportedRows& wanted, ExportProgress* progress,
                                              int64_t capacity, const DeviceExporter::Buffers& out) {
   const int64_t rows = std::max(int64_t{1}, RowsAtMost());
   const int64_t room = std::min(capacity, rows);
@@ -39,7 +39,7 @@ int64_t DeviceTableImpl<Device>::ExportRange(const RowPredicate& predicate, Expo
     const bool is_last = share * kHashes >= static_cast<double>(left);
     const uint64_t last_hash =
         is_last ? UINT64_MAX : progress->next_hash + static_cast<uint64_t>(share * kHashes);
-    const int64_t n = ListRows(predicate, progress->next_hash, last_hash, room, out);
+    const int64_t n = ListRows(wanted, progress->next_hash, last_hash, room, out);
     if (n > room) continue;  // look at fewer
     for (const ColumnOut& column : out.columns) {
       const RowLayout::Column& c = layout_.columns[static_cast<size_t>(column.column)];
@@ -54,17 +54,17 @@ int64_t DeviceTableImpl<Device>::ExportRange(const RowPredicate& predicate, Expo
 }
 
 template <class Device>
-int64_t DeviceTableImpl<Device>::ListRows(const RowPredicate& predicate, uint64_t first_hash,
-                                          uint64_t last_hash, int64_t room,
-                                          const DeviceExporter::Buffers& out) {
+int64_t DeviceTableImpl<Device>::ListRows(const ExportedRows& wanted, uint64_t first_hash, uint64_t last_hash,
+                                          int64_t room, const DeviceExporter::Buffers& out) {
   uint32_t* const count = &words_.template as<Words>()->count;
   device_.Fill(count, 0, sizeof(uint32_t));
   const uint64_t first_home = index_.HomeOfHash(first_hash);
   const uint64_t last_home = index_.HomeOfHash(last_hash);
   device_.Launch(last_home - first_home + 1,
-                 ListBody{index_, rows_, predicate, first_hash, last_hash, first_home, last_home,
-                          static_cast<uint32_t>(room), count, numbers(), out.keys, narrow_, out.freqs,
-                          out.versions, out.scores});
+                 ListBody{index_, rows_, wanted.predicate, wanted.changed.has_value(),
+                          wanted.changed.value_or(ChangedSince()), first_hash, last_hash, first_home,
+                          last_home, static_cast<uint32_t>(room), count, numbers(), out.keys, narrow_,
+                          out.freqs, out.versions, out.scores});
   return ReadCount();
 }
 

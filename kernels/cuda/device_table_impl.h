@@ -11,7 +11,10 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <limits>
@@ -23,9 +26,11 @@
 #include <vector>
 
 #include "device_block.h"
+#include "device_change_log.h"
 #include "eviction/row_ages.h"
 #include "evictor.h"
 #include "expiry_kernels.h"
+#include "export_kernels.h"
 #include "find_kernels.h"
 #include "insert_kernels.h"
 #include "kvtable/device_table.h"
@@ -159,6 +164,8 @@ class DeviceTableImpl : public DeviceTable {
 
   int64_t EvictedCount() const override;
 
+  int64_t ExpiredCount() const override;
+
   void Scores(const DeviceKeys& keys, uint64_t* out, DeviceStream stream) override;
 
   void SetScores(const DeviceKeys& keys, const uint64_t* scores, DeviceStream stream) override;
@@ -208,6 +215,18 @@ class DeviceTableImpl : public DeviceTable {
     return std::make_unique<Exporter>(this, predicate);
   }
 
+  std::unique_ptr<kvtable::Exporter> ExportMoment(const MomentOptions& options, DeviceStream stream) override;
+
+  uint64_t TrackChanges(int64_t max_removed) override;
+
+  bool tracks_changes() const override;
+
+  uint64_t CutChanges() override;
+
+  std::string ChangesLost(uint64_t since) const override;
+
+  void ForgetChanges(uint64_t upto) override;
+
  private:
   using Block = DeviceBlock<Device>;
 
@@ -233,15 +252,19 @@ class DeviceTableImpl : public DeviceTable {
     uint32_t num_new;  // rows that the last inserting launch made
     uint32_t count;    // of whatever is counted
     uint64_t skipped;  // row updates left out
-    uint64_t evicted;  // rows, by age, norm, frequency or rank
+    uint64_t expired;  // rows, by age, norm, frequency or rank
     uint64_t bag_mistake;
   };
+
+  // What writes waits for exports of one moment (device_table_changes.h).
+  enum class Does : uint8_t { kRead, kWrite };
 
   // Holds the table for one operation, and sends what it queues to a stream.
   class Operation {
    public:
-    Operation(const DeviceTableImpl* table, DeviceStream stream)
+    Operation(const DeviceTableImpl* table, DeviceStream stream, Does does = Does::kRead)
         : hold_(table->mutex_), device_(&table->device_) {
+      if (does == Does::kWrite) table->AwaitMoments(&hold_);
       device_->Begin(stream);
     }
     ~Operation() { device_->End(); }
@@ -249,15 +272,18 @@ class DeviceTableImpl : public DeviceTable {
     Operation& operator=(const Operation&) = delete;
 
    private:
-    std::lock_guard<std::mutex> hold_;
+    std::unique_lock<std::mutex> hold_;
     Device* device_;
   };
 
   // An operation on a batch: rows of its keys that have expired go first.
   class BatchOperation : public Operation {
    public:
-    BatchOperation(DeviceTableImpl* table, const DeviceKeys& keys, DeviceStream stream)
-        : Operation(table, stream), ages_(table->ages_), time_(table->DropExpired(keys)) {}
+    BatchOperation(DeviceTableImpl* table, const DeviceKeys& keys, DeviceStream stream,
+                   Does does = Does::kWrite)
+        : Operation(table, stream, table->ages_.expiry().ages() ? Does::kWrite : does),
+          ages_(table->ages_),
+          time_(table->DropExpired(keys)) {}
 
     const BatchTime& time() const { return time_; }
     // What rows of the batch are stamped with.
@@ -268,12 +294,20 @@ class DeviceTableImpl : public DeviceTable {
     const BatchTime time_;
   };
 
+  // Which rows are exported.
+  struct ExportedRows {
+    RowPredicate predicate;
+    std::optional<ChangedSince> changed;  // since then; none: whether they have changed or not
+  };
+
   // How far an export has come: all keys with lower hashes were seen.
   struct ExportProgress {
     uint64_t next_hash = 0;
     bool ended = false;
     double share = 0;  // of all hashes, looked at for the last chunk; 0: there was none
   };
+
+  class MomentExporter;
 
   class Exporter : public DeviceExporter {
    public:
@@ -284,7 +318,7 @@ class DeviceTableImpl : public DeviceTable {
       return progress_.ended ? 0 : table_->RowsAtMost();
     }
     int64_t Next(int64_t capacity, const Buffers& out, DeviceStream stream) override {
-      return table_->ExportNext(predicate_, &progress_, capacity, out, stream);
+      return table_->ExportNext({predicate_, std::nullopt}, &progress_, capacity, out, stream);
     }
 
    private:
@@ -481,7 +515,16 @@ class DeviceTableImpl : public DeviceTable {
 
   void MoveHotRowsOf(uint64_t begin, uint64_t buckets, int64_t most_rows);
 
-  void CountRows(int64_t keys, uint64_t* removed = nullptr, bool evicts = false);
+  void CountRows(int64_t keys, uint64_t* removed = nullptr, bool by_policy = false);
+
+  // ---- What changed, and exports of one moment
+
+  // Until no export has rows to read that must not change.
+  void AwaitMoments(std::unique_lock<std::mutex>* hold) const;
+  // The rows in numbers() are written by this operation, scores and stamps included.
+  void NoteWrites(int64_t n);
+  void ForgetAllChanges(ChangeLog::Why why);
+  void CheckTracksChanges() const;
 
   // ---- Expiry
 
@@ -532,15 +575,15 @@ class DeviceTableImpl : public DeviceTable {
   void Assign(int64_t n, const BatchClaims& claims, const bool* only, const RowLayout::Column& to,
               const void* in);
 
-  int64_t ExportNext(const RowPredicate& predicate, ExportProgress* progress, int64_t capacity,
+  int64_t ExportNext(const ExportedRows& wanted, ExportProgress* progress, int64_t capacity,
                      const DeviceExporter::Buffers& out, DeviceStream stream);
   // The rows of the next range of hashes, which may be none.
-  int64_t ExportRange(const RowPredicate& predicate, ExportProgress* progress, int64_t capacity,
+  int64_t ExportRange(const ExportedRows& wanted, ExportProgress* progress, int64_t capacity,
                       const DeviceExporter::Buffers& out);
 
   // Lists the rows that are meant and whose keys have these hashes, in numbers(), if they are no more than
   // `room`; and returns how many they are.
-  int64_t ListRows(const RowPredicate& predicate, uint64_t first_hash, uint64_t last_hash, int64_t room,
+  int64_t ListRows(const ExportedRows& wanted, uint64_t first_hash, uint64_t last_hash, int64_t room,
                    const DeviceExporter::Buffers& out);
 
   // Declared first, so that it outlives the memory.
@@ -552,6 +595,9 @@ class DeviceTableImpl : public DeviceTable {
   RowAges ages_;
 
   Evictor<Device> evictor_;  // guarded by mutex_, its policy aside
+  DeviceChangeLog<Device> changes_;
+  std::vector<MomentExporter*> moments_;  // that hold up who writes
+  mutable std::condition_variable moment_read_;
   bool may_exceed_ = false;  // the present batch may leave more rows than a bounded table is to have
 
   mutable std::mutex mutex_;  // guards all below
@@ -601,6 +647,7 @@ class DeviceTableImpl : public DeviceTable {
 }  // namespace kvtable
 
 // The methods, by subject.
+#include "device_table_changes.h"
 #include "device_table_expiry.h"
 #include "device_table_export.h"
 #include "device_table_hot_rows.h"

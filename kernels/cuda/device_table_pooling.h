@@ -13,7 +13,7 @@ template <class Device>
 void DeviceTableImpl<Device>::GatherPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing,
                                            void* out, DeviceStream stream) {
   CheckPooled(keys, bags, missing);
-  const BatchOperation operation(this, keys, stream);
+  const BatchOperation operation(this, keys, stream, Does::kRead);
   PrepareScratch(keys.n);
   Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
   Pool(keys, bags, missing, out);
@@ -85,7 +85,7 @@ void DeviceTableImpl<Device>::WeightsGradient(const DeviceKeys& keys, const Devi
                                               const void* pooled, const void* gradient, void* out,
                                               DeviceStream stream) {
   CheckPooled(keys, bags, missing);
-  const BatchOperation operation(this, keys, stream);
+  const BatchOperation operation(this, keys, stream, Does::kRead);
   PrepareScratch(keys.n);
   Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
   VisitValueType(options_.value_type, [&](auto t) {

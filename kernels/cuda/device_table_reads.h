@@ -19,7 +19,7 @@ void DeviceTableImpl<Device>::Gather(const DeviceKeys& keys, void* out, Missing 
                                                  std::to_string(num_defaults) +
                                                  " default rows; expected at least one.");
   }
-  const BatchOperation operation(this, keys, stream);
+  const BatchOperation operation(this, keys, stream, Does::kRead);
   GatherColumn(keys, nullptr, 0, value_bytes_, out,
                {missing, initial_, static_cast<const char*>(defaults), static_cast<uint64_t>(num_defaults)},
                found);
@@ -29,7 +29,7 @@ template <class Device>
 void DeviceTableImpl<Device>::GatherColumns(const DeviceKeys& keys, const std::vector<ColumnOut>& out,
                                             bool* found, DeviceStream stream) {
   CheckBatch(keys.n);
-  const BatchOperation operation(this, keys, stream);
+  const BatchOperation operation(this, keys, stream, Does::kRead);
   for (const ColumnOut& column : out) CheckColumn(column);
   PrepareScratch(keys.n);
   Locate(keys, numbers(), nullptr, found, nullptr, nullptr);
@@ -46,21 +46,21 @@ void DeviceTableImpl<Device>::GatherColumns(const DeviceKeys& keys, const std::v
 template <class Device>
 void DeviceTableImpl<Device>::Pointers(const DeviceKeys& keys, void** out, DeviceStream stream) {
   CheckBatch(keys.n);
-  const BatchOperation operation(this, keys, stream);
+  const BatchOperation operation(this, keys, stream, Does::kRead);
   Locate(keys, nullptr, out, nullptr, nullptr, nullptr);
 }
 
 template <class Device>
 void DeviceTableImpl<Device>::Contains(const DeviceKeys& keys, bool* out, DeviceStream stream) {
   CheckBatch(keys.n);
-  const BatchOperation operation(this, keys, stream);
+  const BatchOperation operation(this, keys, stream, Does::kRead);
   Locate(keys, nullptr, nullptr, out, nullptr, nullptr);
 }
 
 template <class Device>
 void DeviceTableImpl<Device>::Positions(const DeviceKeys& keys, uint64_t* out, DeviceStream stream) {
   CheckBatch(keys.n);
-  const BatchOperation operation(this, keys, stream);
+  const BatchOperation operation(this, keys, stream, Does::kRead);
   device_.Launch(Count(keys.n), PositionsBody{Batch(keys), index_, out});
 }
 
@@ -68,14 +68,14 @@ template <class Device>
 void DeviceTableImpl<Device>::GatherStamps(const DeviceKeys& keys, uint32_t* freqs, uint32_t* versions,
                                            DeviceStream stream) {
   CheckBatch(keys.n);
-  const BatchOperation operation(this, keys, stream);
+  const BatchOperation operation(this, keys, stream, Does::kRead);
   Locate(keys, nullptr, nullptr, nullptr, freqs, versions);
 }
 
 template <class Device>
 void DeviceTableImpl<Device>::Zeroed(const DeviceKeys& keys, bool* out, DeviceStream stream) {
   CheckBatch(keys.n);
-  const BatchOperation operation(this, keys, stream);
+  const BatchOperation operation(this, keys, stream, Does::kRead);
   PrepareScratch(keys.n);
   Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
   device_.Launch(Count(keys.n), ZeroedBody{Marks(), numbers(), Count(keys.n), out});
@@ -93,7 +93,7 @@ int64_t DeviceTableImpl<Device>::ZeroedRows() {
 template <class Device>
 void DeviceTableImpl<Device>::Scores(const DeviceKeys& keys, uint64_t* out, DeviceStream stream) {
   CheckBatch(keys.n);
-  const BatchOperation operation(this, keys, stream);
+  const BatchOperation operation(this, keys, stream, Does::kRead);
   if (rows_.ranks.ranks == nullptr) return device_.Fill(out, 0, Count(keys.n) * sizeof(uint64_t));
   device_.Launch(Count(keys.n), ScoresBody{Batch(keys), index_, rows_.ranks, out});
 }
@@ -101,7 +101,7 @@ void DeviceTableImpl<Device>::Scores(const DeviceKeys& keys, uint64_t* out, Devi
 template <class Device>
 void DeviceTableImpl<Device>::InDeviceMemory(const DeviceKeys& keys, bool* out, DeviceStream stream) {
   CheckBatch(keys.n);
-  const BatchOperation operation(this, keys, stream);
+  const BatchOperation operation(this, keys, stream, Does::kRead);
   PrepareScratch(keys.n);
   Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
   device_.Launch(Count(keys.n),

@@ -11,14 +11,20 @@ namespace kvtable {
 template <class Device>
 int64_t DeviceTableImpl<Device>::EvictedCount() const {
   const Operation operation(this, nullptr);
-  uint64_t by_policy = 0;
-  uint64_t for_capacity = 0;
-  device_.Copy(&by_policy, &words_.template as<Words>()->evicted, sizeof(by_policy));
-  if (evictor_.evicted() != nullptr) {
-    device_.Copy(&for_capacity, evictor_.evicted(), sizeof(for_capacity));
-  }
+  if (evictor_.evicted() == nullptr) return 0;
+  uint64_t evicted = 0;
+  device_.Copy(&evicted, evictor_.evicted(), sizeof(evicted));
   device_.WaitInside();
-  return static_cast<int64_t>(by_policy + for_capacity);
+  return static_cast<int64_t>(evicted);
+}
+
+template <class Device>
+int64_t DeviceTableImpl<Device>::ExpiredCount() const {
+  const Operation operation(this, nullptr);
+  uint64_t expired = 0;
+  device_.Copy(&expired, &words_.template as<Words>()->expired, sizeof(expired));
+  device_.WaitInside();
+  return static_cast<int64_t>(expired);
 }
 
 template <class Device>
@@ -30,6 +36,7 @@ void DeviceTableImpl<Device>::SetScores(const DeviceKeys& keys, const uint64_t* 
   PrepareClaims(keys.n);
   if (rows_.ranks.ranks == nullptr) return;  // no row was ever inserted
   Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+  NoteWrites(keys.n);
   evictor_.SetScores(&device_, Claim(keys, false), numbers(), Count(keys.n), scores);
 }
 
@@ -45,7 +52,7 @@ void DeviceTableImpl<Device>::Remove(const DeviceKeys& keys, uint64_t* removed, 
 template <class Device>
 void DeviceTableImpl<Device>::RemoveIf(const RowPredicate& predicate, uint64_t* removed,
                                        DeviceStream stream) {
-  const Operation operation(this, stream);
+  const Operation operation(this, stream, Does::kWrite);
   EnsureRoomToFree(row_capacity_);
   device_.Launch(index_.num_buckets, EraseIfBody{index_, rows_, predicate});
   CountRows(0, removed);
@@ -57,7 +64,7 @@ void DeviceTableImpl<Device>::Shrink(int64_t rows, ShrinkOrder order, DeviceStre
     throw Error(ErrorCode::kInvalidArgument, "Table '" + options_.name + "' was to shrink to " +
                                                  std::to_string(rows) + " rows; expected 0 or more.");
   }
-  const Operation operation(this, stream);
+  const Operation operation(this, stream, Does::kWrite);
   if (RowsAtMost() <= rows) return;
   EnsureRoomToFree(row_capacity_);
   if (selection_.data() == nullptr) {
@@ -75,12 +82,13 @@ void DeviceTableImpl<Device>::Shrink(int64_t rows, ShrinkOrder order, DeviceStre
 
 template <class Device>
 void DeviceTableImpl<Device>::Clear(DeviceStream stream) {
-  const Operation operation(this, stream);
+  const Operation operation(this, stream, Does::kWrite);
   device_.Fill(buckets_.data(), 0, buckets_.bytes());
   device_.Fill(rows_.counters, 0, sizeof(RowCounters));
   evictor_.Clear(&device_);
   CountRows(0);
   free_at_most_ = 0;
+  ForgetAllChanges(ChangeLog::Why::kCleared);
 }
 
 template <class Device>
@@ -100,6 +108,7 @@ void DeviceTableImpl<Device>::TouchAndEvict(const DeviceKeys& keys, bool counted
                                             const DeviceEvicted* evicted) {
   if (evictor_.is_bounded()) {
     if (keys.n == 0) PrepareEviction(0);
+    NoteWrites(keys.n);  // of their scores
     evictor_.AdvanceClock(&device_);
     evictor_.Touch(&device_, Claim(keys, options_.eviction == Eviction::kCustom), numbers(), Count(keys.n),
                    counted, may_exceed_);

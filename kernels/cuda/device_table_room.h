@@ -16,7 +16,7 @@ DeviceMemoryUse DeviceTableImpl<Device>::Memory() const {
   use.row_bytes = use.rows * layout_.row_bytes;
   use.index_bytes = static_cast<int64_t>(buckets_.bytes());
   use.column_bytes = static_cast<int64_t>(free_rows_.bytes());
-  use.column_bytes += static_cast<int64_t>(marks_.bytes()) + evictor_.column_bytes();
+  use.column_bytes += static_cast<int64_t>(marks_.bytes()) + evictor_.column_bytes() + changes_.bytes();
   for (const Block& block : stamp_blocks_) use.column_bytes += static_cast<int64_t>(block.bytes());
   use.host_bytes = host_rows_.bytes();
   use.slack_bytes = device_rows_.bytes() + use.host_bytes - use.row_bytes;
@@ -124,6 +124,10 @@ void DeviceTableImpl<Device>::AddRows(int64_t rows) {
   Block table;
   const bool moves = slabs * sizeof(DeviceSlab) > slab_table_.bytes();
   if (moves) table = Allocate(2 * slabs * sizeof(DeviceSlab), MemoryPlace::kDevice, "its slabs");
+
+  changes_.Prepare(&device_, row_capacity_ + added * slab_rows,
+                   [this](size_t bytes) { return Allocate(bytes, MemoryPlace::kDevice, "what changes"); });
+  rows_.changes = changes_.view();
 
   if (host_slabs + added > in_device) PrepareToMoveInTurn(device_slabs_ + in_device);
   TakeRowRoom(std::move(room));
@@ -285,13 +289,13 @@ void DeviceTableImpl<Device>::PrepareMarks() {
 }
 
 template <class Device>
-void DeviceTableImpl<Device>::CountRows(int64_t keys, uint64_t* removed, bool evicts) {
+void DeviceTableImpl<Device>::CountRows(int64_t keys, uint64_t* removed, bool by_policy) {
   ++sequence_;
   if (keys > 0) queued_.push_back({sequence_, keys});
   queued_keys_ += keys;
   device_.Launch(
       1, CountRowsBody{rows_.counters, &words_.template as<Words>()->num_new, report_.template as<uint64_t>(),
-                       sequence_, removed, evicts ? &words_.template as<Words>()->evicted : nullptr});
+                       sequence_, removed, by_policy ? &words_.template as<Words>()->expired : nullptr});
 }
 
 }  // namespace kvtable

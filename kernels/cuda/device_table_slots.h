@@ -8,9 +8,12 @@ namespace kvtable {
 
 template <class Device>
 uint64_t DeviceTableImpl<Device>::EnsureSlots(const std::vector<SlotSpec>& slots, DeviceStream stream) {
-  const Operation operation(this, stream);
+  const Operation operation(this, stream, Does::kWrite);
   RowLayout to(options_.value_type, options_.dim, slots, layout_.generation + 1, &layout_);
-  if (to.slots != layout_.slots) ChangeLayout(std::move(to));
+  if (to.slots != layout_.slots) {
+    ChangeLayout(std::move(to));
+    ForgetAllChanges(ChangeLog::Why::kSlots);
+  }
   return layout_.generation;
 }
 

@@ -44,6 +44,7 @@ void DeviceTableImpl<Device>::Apply(const DeviceKeys& keys, const void* gradient
   if (update.skip_nonfinite) EnsureRoomToFree(keys.n);
 
   Insert(keys, FirstValue::kInitial, flags(), MayInsert(stamp));
+  NoteWrites(keys.n);
   CopyValueToSlots(keys.n);
   rows.batch = SortedByRow(keys, gradients);
   rows.keys = Batch(keys);

@@ -59,6 +59,7 @@ void DeviceTableImpl<Device>::Accumulate(const DeviceKeys& keys, const void* del
                                          Stamp stamp, DeviceStream stream) {
   const BatchOperation operation(this, keys, stream);
   Insert(keys, from_zeros ? FirstValue::kZeros : FirstValue::kInitial, nullptr, MayInsert(stamp));
+  NoteWrites(keys.n);
   CopyValueToSlots(keys.n);
   VisitAnyValueType(options_.value_type, [&](auto t) {
     using T = decltype(t);
@@ -76,6 +77,7 @@ void DeviceTableImpl<Device>::Combine(const DeviceKeys& keys, const void* operan
   RequireFloating();
   const BatchOperation operation(this, keys, stream);
   Insert(keys, FirstValue::kInitial, nullptr, MayInsert(stamp));
+  NoteWrites(keys.n);
   CopyValueToSlots(keys.n);
   VisitValueType(options_.value_type, [&](auto t) {
     using T = decltype(t);
@@ -120,6 +122,7 @@ void DeviceTableImpl<Device>::IncreaseFrequency(const DeviceKeys& keys, const ui
   const BatchOperation operation(this, keys, stream);
   PrepareScratch(keys.n);
   Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+  NoteWrites(keys.n);
   device_.Launch(Count(keys.n), IncreaseFrequencyBody{rows_, numbers(), Count(keys.n), by});
 }
 
@@ -217,6 +220,7 @@ BatchClaims DeviceTableImpl<Device>::WriteColumns(const DeviceKeys& keys, const 
   PrepareScratch(keys.n);
   if (!keys.distinct) PrepareClaims(keys.n);
   Insert(keys, value != nullptr ? FirstValue::kNothing : FirstValue::kInitial, flags(), admission);
+  NoteWrites(keys.n);
   if (value == nullptr) {
     CopyValueToSlots(keys.n);
   } else if (CopiesValue()) {

@@ -11,9 +11,11 @@
 
 namespace kvtable {
 
-// Lists the row of each lane that has freed one. All lanes take part.
+// Lists the row of each lane that has freed one, which was `key`'s. All lanes take part.
 template <class Lanes>
-KVTABLE_HOST_DEVICE inline void GiveBack(const Lanes& lanes, const DeviceRows& rows, uint32_t row) {
+KVTABLE_HOST_DEVICE inline void GiveBack(const Lanes& lanes, const DeviceRows& rows, uint32_t row,
+                                         uint64_t key) {
+  rows.changes.NoteEnd(lanes, row, key);
   const uint32_t n = lanes.Count(row != kNoRow, &rows.counters->freed);
   if (row == kNoRow) return;
   rows.free_rows[rows.counters->free + n] = row;
@@ -28,7 +30,8 @@ struct EraseBody {
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t i = first + lanes.lane();
-    GiveBack(lanes, rows, i < keys.n ? index.Erase(keys.At(i)) : kNoRow);
+    const uint64_t key = i < keys.n ? keys.At(i) : 0;
+    GiveBack(lanes, rows, i < keys.n ? index.Erase(key) : kNoRow, key);
   }
 };
 
@@ -43,11 +46,13 @@ struct EraseIfBody {
     const uint64_t b = first + lanes.lane();
     for (int s = 0; s < DeviceBucket::kKeys; ++s) {
       uint32_t freed = kNoRow;
+      uint64_t key = 0;
       if (b < index.num_buckets && (LoadRelaxed(&index.buckets[b].meta) >> s & 1) != 0) {
         const uint32_t row = index.buckets[b].rows[s];
-        if (Holds(predicate, rows, index.buckets[b].keys[s], row) && index.EraseAt(b, s)) freed = row;
+        key = index.buckets[b].keys[s];
+        if (Holds(predicate, rows, key, row) && index.EraseAt(b, s)) freed = row;
       }
-      GiveBack(lanes, rows, freed);
+      GiveBack(lanes, rows, freed, key);
     }
   }
 };

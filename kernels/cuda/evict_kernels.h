@@ -446,7 +446,9 @@ struct EraseVictimsBody {
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     if (first >= words->excess) return;
     const uint64_t i = first + lanes.lane();
-    GiveBack(lanes, rows, i < n && i < words->excess ? index.Erase(rows.ranks.keys[victims[i]]) : kNoRow);
+    const bool goes = i < n && i < words->excess;
+    const uint64_t key = goes ? rows.ranks.keys[victims[i]] : 0;
+    GiveBack(lanes, rows, goes ? index.Erase(key) : kNoRow, key);
   }
 };
 

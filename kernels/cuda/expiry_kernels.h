@@ -32,8 +32,9 @@ struct EraseExpiredBody {
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t i = first + lanes.lane();
-    const uint32_t row = i < keys.n ? index.EraseWhere(keys.At(i), has_expired) : kNoRow;
-    GiveBack(lanes, has_expired.rows, row);
+    const uint64_t key = i < keys.n ? keys.At(i) : 0;
+    const uint32_t row = i < keys.n ? index.EraseWhere(key, has_expired) : kNoRow;
+    GiveBack(lanes, has_expired.rows, row, key);
   }
 };
 
@@ -93,14 +94,15 @@ struct EvictSliceBody {
     const uint64_t b = slice.begin + first + lanes.lane();
     for (int s = 0; s < DeviceBucket::kKeys; ++s) {
       uint32_t freed = kNoRow;
+      uint64_t key = 0;
       const uint32_t row = slice.RowAt(b, s);
       if (row != kNoRow) {
         const DeviceStamp stamp = *slice.rows.StampOf(row);
-        const bool goes =
-            Goes(test, slice.index.buckets[b].keys[s], stamp.frequency, stamp.version, slice.SquaresOf(row));
+        key = slice.index.buckets[b].keys[s];
+        const bool goes = Goes(test, key, stamp.frequency, stamp.version, slice.SquaresOf(row));
         if (goes && slice.index.EraseAt(b, s)) freed = row;
       }
-      GiveBack(lanes, slice.rows, freed);
+      GiveBack(lanes, slice.rows, freed, key);
     }
   }
 };

@@ -16,11 +16,19 @@
 
 namespace kvtable {
 
+// Rows that were written after an era (row_changes.h).
+struct ChangedSince {
+  uint32_t era = 0;
+  uint32_t* born = nullptr;  // (n) or null: the era of each row's birth
+};
+
 // Lane l has the keys at home in bucket `first_home + first + l`, wherever they were put.
 struct ListBody {
   DeviceIndex index;
   DeviceRows rows;
   RowPredicate predicate;
+  bool only_changed;  // of these the rows that `changed` says
+  ChangedSince changed;
   uint64_t first_hash;  // the range; both are in it
   uint64_t last_hash;
   uint64_t first_home;  // of the range
@@ -50,6 +58,7 @@ struct ListBody {
           if (hash >= first_hash && hash <= last_hash && index.HomeOfHash(hash) == home) {
             row = index.buckets[at].rows[s];
             if (!Holds(predicate, rows, key, row)) row = kNoRow;
+            if (row != kNoRow && only_changed && rows.changes.eras[row].written <= changed.era) row = kNoRow;
           }
         }
         const uint32_t n = lanes.Count(row != kNoRow, count);
@@ -59,6 +68,7 @@ struct ListBody {
         if (freqs != nullptr) freqs[n] = rows.StampOf(row)->frequency;
         if (versions != nullptr) versions[n] = rows.StampOf(row)->version;
         if (scores != nullptr) scores[n] = ScoreOf(rows, row);
+        if (changed.born != nullptr) changed.born[n] = rows.changes.eras[row].born;
       }
       at = index.After(at);
       goes_on = goes_on && DeviceBucket::Passed(meta) != 0 && at != home;

@@ -69,10 +69,12 @@ struct EraseSkippedBody {
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t s = first + lanes.lane();
     uint32_t row = kNoRow;
+    uint64_t key = 0;
     if (s < batch.n && skipped[s] && inserted[batch.PlaceOf(s)]) {
-      row = index.Erase(keys.At(batch.PlaceOf(s)));
+      key = keys.At(batch.PlaceOf(s));
+      row = index.Erase(key);
     }
-    GiveBack(lanes, rows, row);
+    GiveBack(lanes, rows, row, key);
   }
 };
 

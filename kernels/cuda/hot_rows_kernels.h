@@ -263,6 +263,7 @@ struct SwapRowsBody {
       const bool zeroed = marks.Has(from);
       marks.Set(from, marks.Has(to));
       marks.Set(to, zeroed);
+      rows.changes.Swap(from, to);
       up = rows.Row(from);
       down = rows.Row(to);
     }

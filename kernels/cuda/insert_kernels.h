@@ -99,6 +99,7 @@ struct PlaceNewBody {
       row = rows.Row(number);
       key = keys.At(new_keys[n]);
       rows.ranks.Begin(number, key);
+      rows.changes.NoteBirth(number);
     }
     const int64_t slot_bytes = rows.row_bytes - initial.value_bytes;
     if (slot_bytes > 0) {
@@ -142,7 +143,7 @@ struct CountRowsBody {
   uint64_t* report;   // in host memory: sequence << 32 | rows
   uint32_t sequence;
   uint64_t* removed;  // how many were given back; may be null
-  uint64_t* evicted;  // the same is added to it; may be null
+  uint64_t* expired;  // the same is added to it; may be null
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t) const {
@@ -152,7 +153,7 @@ struct CountRowsBody {
     counters->high_water += counters->fresh - reused;
     *num_new = counters->fresh;
     if (removed != nullptr) *removed = counters->freed;
-    if (evicted != nullptr) *evicted += counters->freed;
+    if (expired != nullptr) *expired += counters->freed;
     counters->fresh = 0;
     counters->freed = 0;
     const uint64_t rows = counters->high_water - counters->free;

@@ -110,14 +110,16 @@ struct EraseSelectedBody {
     const uint64_t b = first + lanes.lane();
     for (int s = 0; s < DeviceBucket::kKeys; ++s) {
       uint32_t freed = kNoRow;
+      uint64_t key = 0;
       if (b < index.num_buckets && (LoadRelaxed(&index.buckets[b].meta) >> s & 1) != 0) {
         const uint32_t row = index.buckets[b].rows[s];
         const uint64_t stamps = StampsWord(*rows.StampOf(row), order);
-        const bool goes = stamps < selection->stamps ||
-                          (stamps == selection->stamps && index.buckets[b].keys[s] <= selection->key);
+        key = index.buckets[b].keys[s];
+        const bool goes =
+            stamps < selection->stamps || (stamps == selection->stamps && key <= selection->key);
         if (goes && index.EraseAt(b, s)) freed = row;
       }
-      GiveBack(lanes, rows, freed);
+      GiveBack(lanes, rows, freed, key);
     }
   }
 };

@@ -424,6 +424,11 @@ class PyDeviceTable {
     return table_->EvictedCount();
   }
 
+  int64_t ExpiredRows() const {
+    nb::gil_scoped_release released;
+    return table_->ExpiredCount();
+  }
+
   void Scores(const Input& keys, const Output& out, uintptr_t stream) {
     const DeviceKeys batch = Keys(keys, false);
     Check("out", out, nb::dtype<uint64_t>(), {batch.n});

@@ -105,6 +105,9 @@ NB_MODULE(_device_table, m) {
                    "The most rows that a batch leaves behind; 0 where there is no bound.")
       .def_prop_ro("eviction", &PyDeviceTable::EvictionName,
                    "What a row's score is: 'lru', 'lfu', 'custom', 'epoch_lru' or 'epoch_lfu'.")
+      .def_prop_ro(
+          "expired_rows", &PyDeviceTable::ExpiredRows,
+          "How many rows have gone by age, norm, frequency or rank. Waits for the operations before.")
       .def_prop_ro("evicted_rows", &PyDeviceTable::EvictedRows,
                    "How many rows were evicted so far. Waits for all that was queued.")
       .def_prop_ro("slots", &PyDeviceTable::GetSlots, "A list of (name, width, init, constant).")

@@ -84,7 +84,10 @@ Example:
           "What a row's score is: \"lru\", \"lfu\", \"custom\", \"epoch_lru\" or \"epoch_lfu\".")
       .def_prop_ro(
           "evicted_rows", [](PyTable& t) { return t.table().EvictedCount(); },
-          "How many rows were evicted so far.")
+          "How many rows were evicted so far to keep the capacity.")
+      .def_prop_ro(
+          "expired_rows", [](PyTable& t) { return t.table().ExpiredCount(); },
+          "How many rows have gone by age, norm, frequency or rank.")
       .def_prop_ro(
           "generation", [](PyTable& t) { return t.table().generation(); },
           "A number that changes whenever the layout of rows does.")

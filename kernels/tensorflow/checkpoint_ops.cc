@@ -42,12 +42,4 @@ REGISTER_OP("KvTableRestore")
       return c->WithRankAtMost(c->input(1), 1, &prefix);
     });
 
-// Replaces what the table `to` holds by what `from` holds: rows with slots, stamps and scores. Rows that
-// change meanwhile are copied as they were before or after, each whole.
-REGISTER_OP("KvTableCopy")
-    .Input("to: resource")
-    .Input("from: resource")
-    .SetIsStateful()
-    .SetShapeFn(NoOutputs);
-
 }  // namespace kvtools

@@ -93,18 +93,13 @@ class CutOp : public TableKernel {
     ExpireBeforeSave(open->config(), open->table.get(), open->threads);
     cut.step = open->table->Now();
     AddCounts(open->config(), *open->table, &cut.more);  // before the rows
-    uint64_t version = 0;
-    if (open->config().gpu != nullptr && !cut.is_increment) {
-      cut.schema = open->table->schema();
-      cut.exporter = open->table->Export();
-    } else {
-      kvtable::MomentOptions options;
-      options.cut = open->table->tracks_changes();
-      if (cut.is_increment) options.since = static_cast<uint64_t>(since);
-      cut.exporter = open->table->ExportMoment(options);
-      cut.schema = open->table->schema();  // does not change while the export is open
-      version = cut.exporter->version();
-    }
+    kvtable::MomentOptions options;
+    options.cut = open->table->tracks_changes();
+    if (cut.is_increment) options.since = static_cast<uint64_t>(since);
+    cut.exporter = open->table->ExportMoment(options);
+    // Does not change while the export is open (on a GPU, where it may, the writing fails then).
+    cut.schema = open->table->schema();
+    const uint64_t version = cut.exporter->version();
     cut.table = open->table;
     at->vec<int64_t>()(0) = version == 0 ? kNone : 0;
     at->vec<int64_t>()(1) = version == 0 ? kNone : static_cast<int64_t>(version);
@@ -195,7 +190,7 @@ class SaveCutOp : public Kernel {
       saved.step = cuts[i].step;
       saved.more = std::move(cuts[i].more);
       saved.counts = &counts[i];
-      saved.concurrent = saved.config.gpu == nullptr;  // of a GPU's table it is no export of one moment
+      saved.concurrent = saved.config.gpu == nullptr;  // a GPU's table is read on one stream
       saved.exporter = std::move(cuts[i].exporter);
       saved.table = std::move(cuts[i].table);
     }

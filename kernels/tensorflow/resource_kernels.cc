@@ -243,8 +243,8 @@ class UpdateCountsOp : public TableKernel {
 
   absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
     const int64_t counts[] = {open->table->ZeroedRows(), open->table->SkippedUpdates(),
-                              open->table->EvictedCount()};
-    for (int i = 0; i < 3; ++i) {
+                              open->table->EvictedCount(), open->table->ExpiredCount()};
+    for (int i = 0; i < 4; ++i) {
       Tensor* out = nullptr;
       TF_RETURN_IF_ERROR(ctx->allocate_output(i, TensorShape({}), &out));
       out->scalar<int64_t>()() = counts[i];
@@ -290,7 +290,8 @@ KVTOOLS_REGISTER(Name("KvTableMemory").HostMemory("bytes"), MemoryOp);
 KVTOOLS_REGISTER(Name("KvTableUpdateCounts")
                      .HostMemory("zeroed_rows")
                      .HostMemory("skipped_updates")
-                     .HostMemory("evicted_rows"),
+                     .HostMemory("evicted_rows")
+                     .HostMemory("expired_rows"),
                  UpdateCountsOp);
 KVTOOLS_REGISTER(Name("KvTableClear"), ClearOp);
 KVTOOLS_REGISTER(Name("KvTableSlots"), SlotsOp);

@@ -67,15 +67,17 @@ REGISTER_OP("KvTableMemory")
     });
 
 // How many rows an optimizer's penalty has zeroed, and how many row updates were left out because of
-// gradients that are not finite; and how many rows were evicted.
+// gradients that are not finite; how many rows were evicted to keep the capacity, and how many went by age, norm, frequency
+// or rank.
 REGISTER_OP("KvTableUpdateCounts")
     .Input("handle: resource")
     .Output("zeroed_rows: int64")
     .Output("skipped_updates: int64")
     .Output("evicted_rows: int64")
+    .Output("expired_rows: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      for (int i = 0; i < 3; ++i) c->set_output(i, c->Scalar());
+      for (int i = 0; i < 4; ++i) c->set_output(i, c->Scalar());
       return absl::OkStatus();
     });
 

@@ -124,7 +124,7 @@ void RowsGoBesideTraining(int64_t max_capacity) {
   ended = true;
   for (std::thread& thread : others) thread.join();
   CHECK(table->Now() == 360);
-  CHECK(born == table->Size() + table->EvictedCount());
+  CHECK(born == table->Size() + table->EvictedCount() + table->ExpiredCount());
   CHECK(max_capacity == 0 || table->Size() <= max_capacity);
   EvictExpired(table.get(), *pool);
   std::vector<int64_t> keys(kKeys);

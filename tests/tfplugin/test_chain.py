@@ -18,7 +18,6 @@ from chain_runs import Trained, random_run
 import tfplugin
 from kvtools.chain import RECORD_TENSOR, ChainError, Record, fingerprint, members, newest_chain
 from kvtools.errors import CorruptFileError
-from tfplugin.chain.tables import checked
 
 v1 = tf.compat.v1
 
@@ -494,15 +493,6 @@ def test_what_cannot_be_in_a_chain_is_named(tmp_path):
     table.ranks = 2
     with pytest.raises(ValueError, match=r"'spread:0' is spread over 2 ranks.*sok\.CheckpointManager"):
         tfplugin.CheckpointManager(tf.train.Checkpoint(table=table), tmp_path).save()
-
-
-def test_tables_on_a_gpu_are_saved_whole_or_not_at_all():
-    class OnGpu:
-        name, ranks, device = "far:0", 1, "/device:GPU:0"
-
-    with pytest.raises(ValueError, match=r"'far:0' is in a GPU's memory.*delta_every=None"):
-        checked({"far": OnGpu()}, increments=True)
-    assert set(checked({"far": OnGpu()}, increments=False)) == {"far"}
 
 
 def test_the_interval_in_steps_is_kept_as_tensorflow_keeps_it(tmp_path):

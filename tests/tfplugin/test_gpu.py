@@ -22,7 +22,7 @@ from tensorflow.python.framework import kernels
 import tfplugin  # noqa: F401  (registers the ops)
 
 HERE = Path(__file__).parent
-PATHS = [str(HERE / "gpu"), *(str(HERE.parent / name) for name in ("suite", "kernels", "kvtools", "sok"))]
+PATHS = [str(HERE / "gpu"), str(HERE), *(str(HERE.parent / name) for name in ("suite", "kernels", "kvtools", "sok"))]
 #: Of these all ops lie on the GPU, or the tests say otherwise. The first ones are run by `make test`.
 FILES = [
     "gpu/check_placement.py",
@@ -30,15 +30,20 @@ FILES = [
     "test_writes.py",
     "../tfra/test_variable.py",
     "test_admission.py",
+    "test_async_moment.py",
+    "test_chain.py",
     "test_checkpoint.py",
+    "test_cuts.py",
     "test_eviction.py",
     "test_expiry.py",
     "test_fused_optimizers.py",
     "test_gradients.py",
     "test_lookup.py",
     "test_pooled_lookup.py",
+    "test_restore_tables.py",
     "test_row_counts.py",
     "test_saver.py",
+    "test_warm_start.py",
 ]
 FIRST = 3
 

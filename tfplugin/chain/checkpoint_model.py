@@ -56,7 +56,7 @@ class CheckpointModel:
             self._checkpoint.save_counter.assign(number)
         tensors, _, registered, _ = self._checkpoint._saver._gather_serialized_tensors()
         self._tensors = tensors
-        self._tables = checked(_tables_of(registered), self._increments)
+        self._tables = checked(_tables_of(registered))
 
     def why_no_increment(self, session: Any, marks: Mapping[str, Mark]) -> str:
         """Why an increment since these marks cannot be had; '' where it can."""

@@ -46,7 +46,7 @@ class SaverModel:
                 self._tables[saveable.tensor_prefix] = saveable.variable
             else:
                 dense.append(saveable)
-        checked(self._tables, increments)
+        checked(self._tables)
         graphs = {saveable.op.graph for saveable in saveables if hasattr(saveable.op, "graph")}
         graph = graphs.pop() if graphs else tf.compat.v1.get_default_graph()
         with (

@@ -40,7 +40,7 @@ class Moment:
     time: float
 
 
-def checked(tables: Mapping[str, Any], increments: bool) -> dict[str, Any]:
+def checked(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Tables by what their tensors begin with.
 
     Raises:
@@ -53,11 +53,6 @@ def checked(tables: Mapping[str, Any], increments: bool) -> dict[str, Any]:
                 "written by one process: save it with sok.CheckpointManager on all ranks, whole each time."
             )
         check_whole(variable)
-        if increments and "GPU" in (variable.device or ""):
-            raise ValueError(
-                f"tfplugin.CheckpointManager: '{variable.name}' is in a GPU's memory, and tables there keep no list of "
-                "what changed: say delta_every=None, which writes whole checkpoints only."
-            )
     return dict(tables)
 
 

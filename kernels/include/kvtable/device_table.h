@@ -326,7 +326,7 @@ class DeviceTable {
 
   // ---- Bounded tables; see kvtable/eviction.h
 
-  // Rows evicted so far, to keep the capacity or by age, norm, frequency and rank. Waits for the operations before.
+  // Rows evicted so far to keep the capacity. Waits for the operations before.
   virtual int64_t EvictedCount() const = 0;
 
   // The score of each key's row; 0 where it is missing, or the table is not bounded.
@@ -353,6 +353,9 @@ class DeviceTable {
                           DeviceStream stream) = 0;
 
   virtual int64_t PassLength() const = 0;
+
+  // Rows that have gone by age, norm, frequency or rank. Waits for the operations before.
+  virtual int64_t ExpiredCount() const = 0;
 
   // ---- Rows that go, and room
 
@@ -398,6 +401,22 @@ class DeviceTable {
 
   // The table must outlive it.
   virtual std::unique_ptr<DeviceExporter> Export(const RowPredicate& predicate) = 0;
+
+  // ---- What changed, and exports of one moment: as Table has them
+  //
+  // Tracking takes 8 bytes of device memory for each row that there is room for, and 16 for each that may go
+  // from one cut to the next (as many as the rows, or max_removed). Finding what changed reads the index and
+  // these columns once. What is written through Pointers is not noted.
+  //
+  // An export of one moment gives rows in host memory. When it begins it copies as many as half of its
+  // AsideMemory holds; while others are still to come, operations that write wait.
+
+  virtual std::unique_ptr<Exporter> ExportMoment(const MomentOptions& options, DeviceStream stream) = 0;
+  virtual uint64_t TrackChanges(int64_t max_removed) = 0;
+  virtual bool tracks_changes() const = 0;
+  virtual uint64_t CutChanges() = 0;
+  virtual std::string ChangesLost(uint64_t since) const = 0;
+  virtual void ForgetChanges(uint64_t upto) = 0;
 };
 
 // A table on the current CUDA device. Throws Error(kFailedPrecondition) where there is none, or where the

@@ -376,7 +376,8 @@ class Table {
   // their own.
   // Throws Error(kFailedPrecondition) where changes since `options.since` are not known (ChangesLost) or the
   // table cannot do this; Next does where the export was given up.
-  virtual std::unique_ptr<Exporter> ExportMoment(const MomentOptions& options);
+  // Of a table in device memory who changes rows waits while more are to come than lie aside (device_table.h).
+  virtual std::unique_ptr<Exporter> ExportMoment(const MomentOptions& options) = 0;
 
   // ---- What changed
   //
@@ -388,20 +389,20 @@ class Table {
   static constexpr int kMostVersions = 8;
 
   // Begins to track, and returns a version: what changes from now on has changed since it. A table that does
-  // already goes on. The default throws Error(kFailedPrecondition): a table in device memory.
-  virtual uint64_t TrackChanges(int64_t max_removed);
-  virtual bool tracks_changes() const { return false; }
+  // already goes on.
+  virtual uint64_t TrackChanges(int64_t max_removed) = 0;
+  virtual bool tracks_changes() const = 0;
 
   // Ends a version and returns its number: what changes from now on has changed since it. Where kMostVersions
   // are kept already, the oldest is forgotten.
-  virtual uint64_t CutChanges();
+  virtual uint64_t CutChanges() = 0;
 
   // Why ExportMoment({since}) would be refused, as a sentence; empty where it would not.
-  virtual std::string ChangesLost(uint64_t since) const;
+  virtual std::string ChangesLost(uint64_t since) const = 0;
 
   // Forgets the changes up to a version: those since an older one are not known any more. A number that is no
   // version of the table forgets nothing.
-  virtual void ForgetChanges(uint64_t upto);
+  virtual void ForgetChanges(uint64_t upto) = 0;
 
   // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros. A bounded
   // table takes `scores` along; where they are null, rows start from their versions, as the seconds of their
@@ -414,7 +415,7 @@ class Table {
   virtual int64_t max_capacity() const = 0;  // 0: not bounded
   virtual Eviction eviction() const = 0;
 
-  // Rows evicted so far, to keep the capacity or by age, norm, frequency and rank.
+  // Rows evicted so far to keep the capacity.
   virtual int64_t EvictedCount() const = 0;
 
   // The score of each key's row; 0 where it is missing, or the table is not bounded.
@@ -450,6 +451,9 @@ class Table {
 
   // The places that a whole pass looks at: rows, and some that are empty.
   virtual int64_t PassLength() const = 0;
+
+  // Rows that have gone by age, norm, frequency or rank.
+  virtual int64_t ExpiredCount() const = 0;
 
   // Replaces the initial values of rows not yet there.
   virtual void SetInitializer(const Initializer& initializer) = 0;

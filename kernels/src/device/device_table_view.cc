@@ -259,6 +259,14 @@ class View : public Table {
   // ---- Export and import
 
   std::unique_ptr<Exporter> Export() const override;
+  std::unique_ptr<Exporter> ExportMoment(const MomentOptions& options) override {
+    return table_->ExportMoment(options, table_->options().stream);
+  }
+  uint64_t TrackChanges(int64_t max_removed) override { return table_->TrackChanges(max_removed); }
+  bool tracks_changes() const override { return table_->tracks_changes(); }
+  uint64_t CutChanges() override { return table_->CutChanges(); }
+  std::string ChangesLost(uint64_t since) const override { return table_->ChangesLost(since); }
+  void ForgetChanges(uint64_t upto) override { table_->ForgetChanges(upto); }
 
   void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
               const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) override {
@@ -308,6 +316,7 @@ class View : public Table {
   uint32_t Now() const override { return table_->Now(); }
   void SetStep(uint32_t step) override { table_->SetStep(step); }
   int64_t PassLength() const override { return table_->PassLength(); }
+  int64_t ExpiredCount() const override { return table_->ExpiredCount(); }
 
   // Where arrays are in device memory, counts nothing and waits for nothing.
   int64_t EvictSlice(const RowTest& test, PassCursor* cursor, int64_t most_rows,

@@ -214,9 +214,8 @@ class BoundedTable : public Table {
 
   int64_t max_capacity() const override { return max_capacity_; }
   Eviction eviction() const override { return eviction_; }
-  int64_t EvictedCount() const override {
-    return evicted_.load(std::memory_order_relaxed) + rows_->EvictedCount();
-  }
+  int64_t EvictedCount() const override { return evicted_.load(std::memory_order_relaxed); }
+  int64_t ExpiredCount() const override { return rows_->ExpiredCount(); }
 
   void Scores(const void* keys, int64_t n, uint64_t* scores, ParallelFor& threads) const override {
     CheckBatch(n);

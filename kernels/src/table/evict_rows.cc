@@ -81,7 +81,7 @@ int64_t ShardedTable::EvictSlice(const RowTest& test, PassCursor* cursor, int64_
     });
     cursor->ended = true;
   }
-  evicted_.fetch_add(evicted.load(), std::memory_order_relaxed);
+  expired_.fetch_add(evicted.load(), std::memory_order_relaxed);
   return evicted.load();
 }
 
@@ -168,7 +168,7 @@ uint32_t ShardedTable::Renew(int shard_number, uint64_t key, uint32_t row) {
   shard.rows.PrepareFree(1);
   shard.Remove(key, Mix64(key));
   if (on_evicted_) on_evicted_(static_cast<uint64_t>(shard_number) << 32 | row);
-  evicted_.fetch_add(1, std::memory_order_relaxed);
+  expired_.fetch_add(1, std::memory_order_relaxed);
   bool is_new = false;
   return shard.FindOrInsert(key, Mix64(key), &is_new);
 }

@@ -134,7 +134,8 @@ class ShardedTable : public Table {
 
   int64_t max_capacity() const override { return 0; }
   Eviction eviction() const override { return Eviction::kLru; }
-  int64_t EvictedCount() const override { return evicted_.load(std::memory_order_relaxed); }
+  int64_t EvictedCount() const override { return 0; }
+  int64_t ExpiredCount() const override { return expired_.load(std::memory_order_relaxed); }
   void Scores(const void*, int64_t n, uint64_t* scores, ParallelFor&) const override {
     std::memset(scores, 0, static_cast<size_t>(n) * sizeof(uint64_t));
   }
@@ -311,7 +312,7 @@ class ShardedTable : public Table {
   std::atomic<int64_t> held_back_{0};
   RowAges ages_;
   std::function<void(uint64_t)> on_evicted_;
-  std::atomic<int64_t> evicted_{0};  // by age, norm, frequency or rank
+  std::atomic<int64_t> expired_{0};  // by age, norm, frequency or rank
 
   Ranks ranks_;
   MomentGate gate_;

@@ -18,11 +18,6 @@ namespace {
   throw Error(ErrorCode::kFailedPrecondition, message);
 }
 
-[[noreturn]] void ThrowOnDevice(const char* what) {
-  ThrowFailed(std::string("A table in a GPU's memory ") + what +
-              ": save it whole, or make it with the CPU as its device.");
-}
-
 // The exclusive locks of all shards.
 class AllLocks {
  public:
@@ -40,18 +35,6 @@ class AllLocks {
 };
 
 }  // namespace
-
-// ---- Tables that do nothing of this
-
-std::unique_ptr<Exporter> Table::ExportMoment(const MomentOptions&) {
-  ThrowOnDevice("cannot be exported as it is at one moment");
-}
-uint64_t Table::TrackChanges(int64_t) { ThrowOnDevice("does not track its changes"); }
-uint64_t Table::CutChanges() { ThrowOnDevice("does not track its changes"); }
-std::string Table::ChangesLost(uint64_t) const {
-  return "What changed in the table is not known: a table in a GPU's memory does not track its changes.";
-}
-void Table::ForgetChanges(uint64_t) {}
 
 // ---- The change log
 
