@@ -29,7 +29,17 @@ from tensorflow.python.ops import control_flow_state
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
 
-from tfplugin import async_save, checkpoint, cond_gradients, graph_import, graph_restore, keras_models, lookup
+from tfplugin import (
+    async_save,
+    checkpoint,
+    cond_gradients,
+    graph_import,
+    graph_restore,
+    keras_models,
+    keras_servers,
+    lookup,
+)
+
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.optimizers import generic_update, v1
 from tfplugin.wrapped_method import wrap_method
@@ -74,6 +84,8 @@ def install() -> None:
     _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))
     keras_models.install()
     _undo.append(keras_models.uninstall)
+    keras_servers.install()
+    _undo.append(keras_servers.uninstall)
 
     for make, take_back in _more:
         make()
