@@ -21,8 +21,8 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
     if isinstance(strategy, tf.distribute.ParameterServerStrategy) and any(keras_models._holders(model)):
         raise NotImplementedError(
             f"Model '{model.name}' of Keras 3 has tables on parameter servers, and Keras 3 does not train under "
-            "tf.distribute.ParameterServerStrategy: make the model with tf_keras, whose fit does, or train it in a loop "
-            "of a tf.distribute.coordinator.ClusterCoordinator; in both update the tables by "
+            "tf.distribute.ParameterServerStrategy: make the model with tf_keras, whose fit does, or train it in a "
+            "loop of a tf.distribute.coordinator.ClusterCoordinator; in both update the tables by "
             "tfplugin.apply_in_backward(table, optimizer)."
         )
     return original(model, *args, **kwargs)

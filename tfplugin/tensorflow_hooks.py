@@ -39,7 +39,6 @@ from tfplugin import (
     keras_servers,
     lookup,
 )
-
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.optimizers import generic_update, v1
 from tfplugin.wrapped_method import wrap_method
