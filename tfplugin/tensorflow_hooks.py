@@ -10,7 +10,7 @@
   and that of Switch; and of `tf.function` ``make_function_context``, which tells its traces apart, and
   ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands for one, through
   untouched.
-- In Keras what `keras_models`, `keras_training`, `keras_files` and `keras_weights` say: the optimizer of a model trains
+- In Keras what `keras_models`, `keras_training`, `keras_files`, `keras_weights` and `keras_servers` say: the optimizer of a model trains
   the tables of its layers, models are looked at where they train and predict, and tables are part of what is written,
   read, counted and shown of them.
 """
@@ -41,6 +41,7 @@ from tfplugin import (
     graph_restore,
     keras_files,
     keras_models,
+    keras_servers,
     keras_training,
     keras_weights,
     lookup,
@@ -90,7 +91,7 @@ def install() -> None:
     ):
         _undo.append(wrap_method(owner, method, replacement))
     _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))
-    for hooks in (keras_models, keras_training, keras_files, keras_weights):
+    for hooks in (keras_models, keras_training, keras_files, keras_weights, keras_servers):
         hooks.install()
         _undo.append(hooks.uninstall)
 
