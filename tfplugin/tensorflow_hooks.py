@@ -4,8 +4,8 @@
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
 - Wrappers around sixteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
-  ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), ``save`` and what saves asynchronously
-  (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which
+  ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), ``save`` and what saves
+  asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which
   `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop``
   and that of Switch; and of `tf.function` ``make_function_context``, which tells its traces apart, and
   ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands for one, through
