@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfplugin
+from tfplugin import keras_models
 
 KERAS = {"Keras 3": tf.keras, "tf_keras": tf_keras}
 IDS = np.arange(12).reshape(4, 3)
@@ -439,6 +440,12 @@ def test_a_subclassed_model_of_keras_3_is_exported_for_integers(make, tmp_path):
     model.export(str(tmp_path / "n"), input_signature=[keras.InputSpec(shape=(None, 3), dtype="int64")], verbose=False)
     served = tf.saved_model.load(str(tmp_path / "n"))
     np.testing.assert_allclose(served.serve(tf.constant(ids)), expected, rtol=1e-6)
+
+
+def test_tables_come_in_the_order_in_which_a_layer_holds_them():
+    tables = [tf.get_kv_variable(f"held_{number}", embedding_dim=1) for number in range(4)]
+    held = {"first": tables[0], "more": [tables[1], (tables[2],)], "last": tables[3]}
+    assert [table.name for table in keras_models.variables_in(held)] == [table.name for table in tables]
 
 
 def test_models_without_tables_are_left_alone(keras, tmp_path):
