@@ -157,10 +157,8 @@ def _ops_that_ran(run):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("layer", [by_hand, "Embedding"])
+@pytest.mark.parametrize("layer", [by_hand, _embedding])
 def test_jit_compile_compiles_the_dense_part(both_kerases, layer):
-    if layer == "Embedding":
-        layer = _embedding
     models = pair(both_kerases, layer).compile(_adam(both_kerases), jit_compile=True)
     assert models.ours.jit_compile
     ops = _ops_that_ran(lambda: models.ours.train_on_batch(*DATA[0]))
@@ -169,6 +167,19 @@ def test_jit_compile_compiles_the_dense_part(both_kerases, layer):
     _assert_same_fit(models)
     assert models.ours.jit_compile
     models.ours.evaluate(IDS, LABELS, verbose=0)
+
+
+@pytest.mark.thorough
+def test_jit_compile_and_an_optimizer_whose_own_ops_update_the_rows(both_kerases):
+    class Own(both_kerases.optimizers.Adam):
+        def update_step(self, *args):
+            return super().update_step(*args)
+
+    models = pair(both_kerases)
+    models.ours.compile(Own(0.05), "mse", jit_compile=True)
+    models.dense.compile(both_kerases.optimizers.Adam(0.05), "mse")
+    _assert_same_fit(models)
+    assert "generic" in str(tfplugin.explain(models.ours.optimizer, [models.table]))
 
 
 def test_jit_compile_left_to_keras(monkeypatch):
