@@ -299,6 +299,17 @@ def test_a_layer_has_an_optimizer_of_its_own(both_kerases):
         _assert_same_fit(models)
 
 
+def test_a_model_of_one_table_that_has_an_optimizer_of_its_own(both_kerases, make, rows_of):
+    keras = both_kerases
+    layer = held(keras, make(1, "only", initializer=0.5))
+    layer.optimizer = keras.optimizers.SGD(0.5)
+    model = keras.Sequential([keras.Input((1,), dtype="int64"), layer, keras.layers.Flatten()])
+    model.compile("adam", "mse")
+    model.fit(np.array([[1], [2]]), np.zeros((2, 1)), verbose=0)
+    np.testing.assert_allclose(rows_of(layer.table, [1, 2]).ravel(), [0.25, 0.25])
+    assert int(model.optimizer.iterations) == 1
+
+
 def test_a_step_that_is_skipped_updates_nothing(both_kerases):
     keras = both_kerases
     for own in (False, True):
