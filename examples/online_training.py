@@ -129,8 +129,8 @@ def main() -> None:
         manager.close()
     age = float(np.median(told["ages"]))
     assert age < options.freshness, f"what was served was {age:.2f} s old, in the median"
-    assert rows["item"] < told["items"], "each item has a row, admission and expiry notwithstanding"
     if options.data is None:
+        assert rows["item"] < 0.5 * told["items"], "most items have a row, admission and expiry notwithstanding"
         assert len(gone), "no item has gone"
         assert told["live"] > told["frozen"] + 0.03, f"AUC {told['live']:.4f} live, {told['frozen']:.4f} frozen"
     print(

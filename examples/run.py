@@ -49,10 +49,14 @@ def shown(name: str) -> bool:
     """Runs an example in a folder of its own, and prints its last line and the time; whether it succeeded."""
     command = [*EXAMPLES[name], sys.executable, str(HERE / f"{name}.py")]
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryFile("w+") as output,
+        tempfile.TemporaryFile("w+") as errors,
+    ):
         try:
             status = subprocess.run(
-                command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, timeout=GIVEN_UP, check=False
+                command, cwd=folder, stdout=output, stderr=errors, timeout=GIVEN_UP, check=False
             ).returncode
         except FileNotFoundError:
             print(f"{name}: there is no {command[0]}: run `make setup-horovod`", flush=True)
@@ -60,10 +64,11 @@ def shown(name: str) -> bool:
         except subprocess.TimeoutExpired:
             status = f"no end after {GIVEN_UP} s"
         output.seek(0)
-        text = output.read()
+        errors.seek(0)
+        text, complaints = output.read(), errors.read()
     seconds = time.monotonic() - started
     if status != 0:
-        print(f"{text}\n{name:16} {seconds:4.0f} s  FAILED: {status}", flush=True)
+        print(f"{text}{complaints}\n{name:16} {seconds:4.0f} s  FAILED: {status}", flush=True)
         return False
     # Of horovodrun each line says its rank first.
     lines = [re.sub(r"^\[[\d,]+\]<std\w+>:\s?", "", line).strip() for line in text.splitlines()]

@@ -28,6 +28,7 @@ keras = tf.keras
 
 WIDTH = 32  # of a vector
 TOP = (10, 100)
+SCORED = 2000  # users whose last movie is looked for, at most
 
 
 def main() -> None:
@@ -41,6 +42,8 @@ def main() -> None:
             write_movielens(data, options.seed, options.users, options.movies, ratings=40)
         log = read_movielens(data)
         last = last_of_each(log.user)
+        asked = np.flatnonzero(last)
+        asked = np.random.default_rng(options.seed).permutation(asked)[:SCORED]
         print(f"{len(log.user):,} ratings, {last.sum():,} of them held out: the last of each user")
 
         users, movies = user_tower(), movie_tower()
@@ -54,11 +57,11 @@ def main() -> None:
         tables = [kvtools.table_from_arrays(name, keys=keys, values=rows) for name, (keys, rows) in vectors.items()]
         kvtools.write_tables(tables, snapshot, "snapshot")
         with serve(snapshot) as url:
-            recall = recall_of_served(url, log, last)
+            recall = recall_of_served(url, log, last, asked)
             with Client(url) as client:
                 for table, (keys, rows) in vectors.items():
                     assert np.array_equal(client.lookup(table, keys)[0], rows), f"served vectors of {table} differ"
-    popular = recall_at(np.tile(popularity(log, ~last), (last.sum(), 1)), log, last)
+    popular = recall_at(np.tile(popularity(log, ~last), (len(asked), 1)), log, last, asked)
     for k in TOP:
         print(f"recall@{k}: {recall[k]:.3f} by the served vectors, {popular[k]:.3f} by popularity alone")
     k = TOP[-1]
@@ -117,22 +120,30 @@ def train(
     )
 
 
-def recall_of_served(url: str, log: MovieLens, last: np.ndarray) -> dict[int, float]:
+def recall_of_served(url: str, log: MovieLens, last: np.ndarray, asked: np.ndarray) -> dict[int, float]:
     """Recall@k of what the server's vectors say: two lookups, and a product."""
     with Client(url) as client:
-        users, known = client.lookup("users", log.user[last])
+        users, known = client.lookup("users", log.user[asked])
         movies, found = client.lookup("movies", log.movies)
         assert known.all() and found.all()
-    return recall_at(users @ movies.T, log, last)
+    return recall_at(users @ movies.T, log, last, asked)
 
 
-def recall_at(scores: np.ndarray, log: MovieLens, last: np.ndarray) -> dict[int, float]:
-    """How many of the held-out movies are among the k best of [held-out, movies] that their user had not seen."""
-    scores = scores.copy()
-    place = {user: row for row, user in enumerate(log.user[last].tolist())}
-    rows = np.array([place[user] for user in log.user[~last].tolist()])
-    scores[rows, np.searchsorted(log.movies, log.movie[~last])] = -np.inf
-    wanted = np.searchsorted(log.movies, log.movie[last])
+def recall_at(scores: np.ndarray, log: MovieLens, last: np.ndarray, asked: np.ndarray) -> dict[int, float]:
+    """How many of the held-out movies are among the k best that their user had not seen.
+
+    Args:
+        scores: of all movies for the users asked for, [asked, movies].
+        log: the ratings.
+        last: which of these are held out, bool [ratings].
+        asked: numbers of the ratings whose movie is wanted.
+    """
+    users = log.user[asked]
+    seen = np.flatnonzero(~last & np.isin(log.user, users))
+    order = np.argsort(users)
+    rows = order[np.searchsorted(users, log.user[seen], sorter=order)]
+    scores[rows, np.searchsorted(log.movies, log.movie[seen])] = -np.inf
+    wanted = np.searchsorted(log.movies, log.movie[asked])
     rank = (scores > scores[np.arange(len(scores)), wanted][:, None]).sum(axis=1)
     return {k: float((rank < k).mean()) for k in TOP}
 
