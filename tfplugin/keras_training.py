@@ -44,6 +44,9 @@ _INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
 #: What is wrong with the latest training step of a model.
 _failed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
+#: Of models with a ``train_step`` of their own: of these parts of tables, by their ids, those it leaves to Keras.
+_decided: weakref.WeakKeyDictionary[Any, dict[frozenset[int], frozenset[int]]] = weakref.WeakKeyDictionary()
+
 #: Models that leave it to Keras whether XLA compiles them.
 _auto: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -125,21 +128,21 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
     step, own = model.train_step, vars(model).get("train_step")
     if hasattr(own, "_is_recorded"):  # within another of these methods
         return original(model, *args, **kwargs)
-    check(model)
-    decided: dict[frozenset[int], Any] = {}
+    if getattr(model, "train_function", None) is None:
+        check(model)
     compiled = compiles_by_xla(model)
 
     @functools.wraps(step)
     def train_step(*step_args: Any, **step_kwargs: Any) -> Any:
         trained = check(model)
-        looked = None
         if trained.parts and not _is_of_keras(model, own):
-            looked = decided.get(frozenset(trained.parts)) if tf.executing_eagerly() else None
-            if looked is None:
+            decided = _decided.setdefault(model, {})
+            every = frozenset(trained.parts)
+            if not tf.executing_eagerly() or every not in decided:
                 with _look() as looked:
                     step(*step_args, **step_kwargs)
-                decided[frozenset(trained.parts)] = looked
-            trained.keep({id(part) for part, _ in looked.left_out()})
+                decided[every] = frozenset(id(part) for part, _ in looked.left_out())
+            trained.keep(decided[every])
         with _among_the_weights(trained), _in_clusters(compiled), step_record.recording() as found:
             outputs = step(*step_args, **step_kwargs)
         _note_looked_up(model, found)
@@ -264,8 +267,11 @@ def _apply_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any, *
     own = [(gradient, v) for gradient, v in pairs if id(v) in trained.optimizers]
     if own:
         _apply_own(optimizer, trained.optimizers, pairs, own)
-    if not any(gradient is not None for gradient, _ in others) and own:
-        return optimizer.iterations.assign_add(1)
+    if own and all(gradient is None for gradient, _ in others):
+        core = innermost(optimizer)
+        # Under accumulation Keras 3 divides what it counts.
+        counter = core._iterations if getattr(core, "gradient_accumulation_steps", None) else core.iterations
+        return counter.assign_add(1)
     wrapper = wrapper_of(optimizer)
     return wrapper._apply(functools.partial(original, optimizer), others, *args, sum_before_clipping=False, **kwargs)
 
@@ -394,6 +400,7 @@ def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
         return original(model, *args, **kwargs)
     asked = inspect.signature(original).bind(model, *args, **kwargs).arguments.get("jit_compile", "auto")
     (_auto.add if asked == "auto" else _auto.discard)(model)
+    _decided.pop(model, None)
     with _supported(model) if asked is True else contextlib.nullcontext():
         returned = original(model, *args, **kwargs)
     check(model)

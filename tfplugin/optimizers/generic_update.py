@@ -157,7 +157,7 @@ class RowUpdate:
         """
         if not self.unique:
             self.keys, gradients = sum_equal_keys(self.keys, gradients)
-        with locked_updates(self.variable, after=gradients) as finish:
+        with _outside_of_xla(), locked_updates(self.variable, after=gradients) as finish:
             self.bind(optimizer)
             try:
                 if decay is not None:
@@ -198,6 +198,15 @@ def one_row_shown(variables: Sequence[Any]) -> Iterator[None]:
             variable._shape = shape
 
 
+def _outside_of_xla() -> contextlib.AbstractContextManager[None]:
+    """Where XLA is to compile what it can (`tf.xla.experimental.jit_scope`): not what reads a `StepVariable`."""
+    scopes = {} if tf.executing_eagerly() else tf_ops.get_default_graph()._attr_scope_map
+    if "_XlaCompile" not in scopes:
+        return contextlib.nullcontext()
+    scope: contextlib.AbstractContextManager[None] = tf.xla.experimental.jit_scope(compile_ops=False)
+    return scope
+
+
 def row_gradient(variable: KvVariable, gradient: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Keys [n] and rows [n, dim] of a gradient, of the variable's dtypes, as they came: with duplicates.
 
@@ -222,7 +231,8 @@ def row_gradient(variable: KvVariable, gradient: Any) -> tuple[tf.Tensor, tf.Ten
 def sum_equal_keys(keys: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Unique keys, and the sum of the rows of each."""
     unique, where = tf.unique(keys)
-    return unique, tf.math.unsorted_segment_sum(rows, where, tf.size(unique))
+    # Not tf.size, which TensorFlow computes as 0 in a branch of a tf.cond that assigns the keys to a variable.
+    return unique, tf.math.unsorted_segment_sum(rows, where, tf.shape(unique)[0])
 
 
 def stands_for_table(variable: Any) -> bool:

@@ -66,6 +66,8 @@ def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
         def build(self: Any, variables: Any) -> Any:
             return stock(self, [v for v in variables if not (is_table(v) and is_model_parallel(v))])
 
+        build.keeps_update = True  # type: ignore[attr-defined]  # for `fused_rule_of`
+
         object.__setattr__(optimizer, "build", types.MethodType(build, optimizer))
     return result
 

@@ -157,10 +157,8 @@ def _ops_that_ran(run):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("layer", [by_hand, "Embedding"])
+@pytest.mark.parametrize("layer", [by_hand, _embedding])
 def test_jit_compile_compiles_the_dense_part(both_kerases, layer):
-    if layer == "Embedding":
-        layer = _embedding
     models = pair(both_kerases, layer).compile(_adam(both_kerases), jit_compile=True)
     assert models.ours.jit_compile
     ops = _ops_that_ran(lambda: models.ours.train_on_batch(*DATA[0]))
@@ -169,6 +167,19 @@ def test_jit_compile_compiles_the_dense_part(both_kerases, layer):
     _assert_same_fit(models)
     assert models.ours.jit_compile
     models.ours.evaluate(IDS, LABELS, verbose=0)
+
+
+@pytest.mark.thorough
+def test_jit_compile_and_an_optimizer_whose_own_ops_update_the_rows(both_kerases):
+    class Own(both_kerases.optimizers.Adam):
+        def update_step(self, *args):
+            return super().update_step(*args)
+
+    models = pair(both_kerases)
+    models.ours.compile(Own(0.05), "mse", jit_compile=True)
+    models.dense.compile(both_kerases.optimizers.Adam(0.05), "mse")
+    _assert_same_fit(models)
+    assert "generic" in str(tfplugin.explain(models.ours.optimizer, [models.table]))
 
 
 def test_jit_compile_left_to_keras(monkeypatch):
@@ -286,6 +297,17 @@ def test_a_layer_has_an_optimizer_of_its_own(both_kerases):
         models.ours.compile(keras.mixed_precision.LossScaleOptimizer(plain) if scaled else plain, "mse")
         models.dense.compile(keras.optimizers.Adam(0.05), "mse")
         _assert_same_fit(models)
+
+
+def test_a_model_of_one_table_that_has_an_optimizer_of_its_own(both_kerases, make, rows_of):
+    keras = both_kerases
+    layer = held(keras, make(1, "only", initializer=0.5))
+    layer.optimizer = keras.optimizers.SGD(0.5)
+    model = keras.Sequential([keras.Input((1,), dtype="int64"), layer, keras.layers.Flatten()])
+    model.compile("adam", "mse")
+    model.fit(np.array([[1], [2]]), np.zeros((2, 1)), verbose=0)
+    np.testing.assert_allclose(rows_of(layer.table, [1, 2]).ravel(), [0.25, 0.25])
+    assert int(model.optimizer.iterations) == 1
 
 
 def test_a_step_that_is_skipped_updates_nothing(both_kerases):

@@ -128,7 +128,14 @@ def test_two_optimizers_for_two_parts_of_a_model(both_kerases, make, rows_of):
         def __init__(self):
             super().__init__()
             self.towers = [
-                keras.Sequential([held(keras, table, table.name[:3]), keras.layers.Flatten(), keras.layers.Dense(1)])
+                keras.Sequential(
+                    [
+                        keras.Input((3,), dtype="int64"),
+                        held(keras, table),
+                        keras.layers.Flatten(),
+                        keras.layers.Dense(1),
+                    ]
+                )
                 for table in tables
             ]
             self.other = keras.optimizers.SGD(0.0)
