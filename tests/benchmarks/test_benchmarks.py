@@ -73,7 +73,8 @@ def test_the_end_to_end_run_says_what_was_learnt(run):
 def test_the_page_has_a_table_per_group(run):
     (path,) = run.glob("*.md")
     page = path.read_text()
-    for heading in ("Targets", "Lookup through", "Training step", "Parts", "Pooled", "Small batches", "End to end", "Keras"):
+    headings = ("Targets", "Lookup through", "Training step", "Parts", "Pooled", "Small batches", "End to end", "Keras")
+    for heading in headings:
         assert f"\n## {heading}" in page
     for block in page.split("\n\n"):
         if block.startswith("|"):
