@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from keras_pairs import DIM, LENGTH, VOCABULARY, assert_alike, batches, by_hand, held, losses, model_of, pair
 from tensorflow.python.eager import context
 
@@ -19,7 +20,7 @@ UNSEEN = np.arange(1000, 1000 + IDS.size).reshape(IDS.shape)
 
 
 def _embedding(keras, **options):
-    layers = tfplugin.keras if keras is tf.keras else tfplugin.tf_keras
+    layers = tfplugin.tf_keras if keras is tf_keras else tfplugin.keras
     return layers.Embedding(DIM, name="embedding", **options)
 
 
