@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfplugin import keras_models, keras_training
+from tfplugin.kv_variable import KvVariable
 from tfplugin.named_tables import name_of
 from tfplugin.ops import raw
 
@@ -64,11 +65,12 @@ class HeldTable:
 
     def rows(self) -> int:
         """Number of rows now; 0 of a table in a graph."""
-        return sum(int(part.size()) for part in self.parts) if self.eager else 0
+        # Subclasses of other APIs have properties of these names.
+        return sum(int(KvVariable.size(part)) for part in self.parts) if self.eager else 0
 
     def read(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """All keys [n], ascending, and their rows [n, dim]."""
-        exported = [part.export() for part in self.parts]
+        exported = [KvVariable.export(part) for part in self.parts]
         keys = np.concatenate([part_keys.numpy() for part_keys, _ in exported])
         rows = np.concatenate([part_rows.numpy() for _, part_rows in exported])
         order = np.argsort(keys, kind="stable")
@@ -83,10 +85,12 @@ class HeldTable:
             there = raw.kv_table_keys(part.handle, Tkeys=part.key_dtype).numpy()
             gone = np.setdiff1d(there, mine)
             for first in range(0, len(gone), _CHUNK):
-                part.remove(tf.constant(gone[first : first + _CHUNK], part.key_dtype))
+                KvVariable.remove(part, tf.constant(gone[first : first + _CHUNK], part.key_dtype))
             for first in range(0, len(mine), _CHUNK):
                 chunk = slice(first, first + _CHUNK)
-                part.upsert(tf.constant(mine[chunk], part.key_dtype), tf.constant(values[chunk], part.dtype))
+                KvVariable.upsert(
+                    part, tf.constant(mine[chunk], part.key_dtype), tf.constant(values[chunk], part.dtype)
+                )
 
     def describe(self) -> str:
         """Its name, keys and rows, for messages."""

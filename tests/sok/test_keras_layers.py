@@ -223,3 +223,29 @@ def test_uninstalling_leaves_keras_as_it_was(keras):
     finally:
         tfplugin.install()
     assert any(v is table for v in layer.trainable_variables)
+
+
+@pytest.mark.parametrize("keras", [tf.keras, tf_keras], ids=["Keras 3", "tf_keras"])
+def test_on_one_rank_files_and_weights_have_a_dynamic_variable_of_a_layer(keras, tmp_path):
+    def made(name):
+        class Rows(keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.table = sok.DynamicVariable(dimension=4, initializer="0.5", name=name)
+
+            def call(self, ids):
+                return tf.reduce_sum(self.table.sparse_read(ids, training=False), axis=1)
+
+        model = keras.Sequential([keras.Input((3,), dtype="int64"), Rows()])
+        return model, model.layers[-1].table
+
+    (model, table), (other, loaded) = made("dynamic_in_file"), made("dynamic_in_file")
+    table.upsert([1, 2], np.ones([2, 4], np.float32))
+    assert model.count_params() == 8
+    model.summary(print_fn=lambda *args, **kwargs: None)
+    model.save_weights(str(tmp_path / "a.weights.h5"))
+    other.load_weights(str(tmp_path / "a.weights.h5"))
+    assert loaded.values.numpy().tolist() == [[1] * 4] * 2
+    loaded.upsert([3], np.zeros([1, 4], np.float32))
+    other.set_weights(model.get_weights())
+    assert sorted(loaded.indices.numpy().tolist()) == [1, 2]
