@@ -52,15 +52,16 @@ def main() -> None:
         print(f"make wheels: no Python {', '.join(missing)} here: not on the path, and not in pyenv", file=sys.stderr)
         if arguments.pythons or not interpreters:
             raise SystemExit("make wheels: name those that are there: make wheels PYTHONS='3.11 /usr/bin/python3.12'")
+    wanted = minors(arguments.tensorflows)
     source = make_sdist()
     first = build_wheel(source, _first(interpreters), arguments.jobs, None)
     package = _unpacked(first)
     ready = BUILD / "ready"
-    for minor in minors(arguments.tensorflows):
+    for minor in wanted:
         ready_ops(minor, package, ready, interpreters, jobs=arguments.jobs, keep=arguments.keep)
     shipped = BUILD / "ready-in-wheels"
     shutil.rmtree(shipped, ignore_errors=True)
-    for minor in minors(arguments.tensorflows):
+    for minor in wanted:
         shutil.copytree(ready / f"tensorflow-{minor.name}", shipped / f"tensorflow-{minor.name}")
     done = [
         repaired(build_wheel(source, (version, python), arguments.jobs, shipped))
