@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfplugin import slot_binding
 from tfplugin.held_tables import HeldTable, names_of
+from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.optimizers import accumulated_rows
 from tfplugin.optimizers.inner_optimizer import innermost
@@ -214,41 +215,77 @@ class SavedTables:
 
     # ---- Rows ----
 
-    def restore(self, pairs: Sequence[tuple[dict[str, Any], HeldTable]]) -> None:
-        """Gives tables the rows and slots that were saved of them, in place of what they hold."""
-        prefix = tf.constant(str(self._folder / _BUNDLE))
-        for entry, one in pairs:
-            _check(one)
-            for number, part in enumerate(one.parts):
-                base = entry["name"] if entry["tables"] == 1 else f"{entry['name']}/table_{number}"
-                with tf.init_scope():
-                    restore_op(prefix, part, base, "/part_")
-                slot_binding.restored(part, getattr(one.table, "_update_uid", -1))
-                if entry["steps_in_backward"] is not None:
-                    _set_steps(part, entry["steps_in_backward"])
+    def restore(self, pairs: Sequence[tuple[dict[str, Any], HeldTable]], optimizer: Any) -> None:
+        """Gives tables the rows that were saved of them, in place of what they hold.
 
-    def settle_slots(self, pairs: Sequence[tuple[dict[str, Any], HeldTable]], optimizer: Any) -> None:
-        """Has the optimizer of the model keep the slots that it had, if it was restored; else they go.
-
-        An optimizer that starts anew has moments of zero for dense variables, and so for rows.
+        Slots come along where their optimizer, that of the model or of the layer, goes on from the file, too. Where it
+        does not, rows keep the slots that they have now: they are the optimizer's, as those of dense weights.
         """
         for entry, one in pairs:
-            if entry["steps_in_backward"] is not None:
-                continue
-            prefix, steps, own = entry["optimizer"], entry["own_iterations"], one.own_optimizer()
-            if own is not None and steps is not None:
-                own.iterations.assign(steps)
-                same, trained_by = True, own
+            _check(one)
+            leaves = self._slots(entry, one, optimizer) == "leave"
+            if leaves and any(part.slot_names() for part in one.parts):
+                self._replace_rows(entry, one)
             else:
-                same = own is None and steps is None and self.iterations is not None
-                same, trained_by = same and iterations_of(optimizer) == self.iterations, optimizer
+                self._restore(entry, one)
+                self._settle(entry, one, optimizer)
+
+    def restore_all(self, pairs: Sequence[tuple[dict[str, Any], HeldTable]]) -> None:
+        """Gives tables of a new model the rows and all slots. `settle` is to follow, once it has its optimizer."""
+        for entry, one in pairs:
+            _check(one)
+            self._restore(entry, one)
+
+    def settle(self, pairs: Sequence[tuple[dict[str, Any], HeldTable]], optimizer: Any) -> None:
+        """Has optimizers go on with the slots that they had; those of one that starts anew go."""
+        for entry, one in pairs:
+            self._settle(entry, one, optimizer)
+
+    def _slots(self, entry: dict[str, Any], one: HeldTable, optimizer: Any) -> str:
+        """What becomes of a table's slots: an optimizer is to "take" them, or they "leave" with it; or just "keep"."""
+        own = one.own_optimizer()
+        if entry["steps_in_backward"] is not None:
+            return "keep"
+        if own is not None or entry["own_iterations"] is not None:
+            return "take" if own is not None and entry["own_iterations"] is not None else "leave"
+        if self.iterations is None:  # of a loop that is not Keras's
+            return "keep"
+        return "take" if iterations_of(optimizer) == self.iterations else "leave"
+
+    def _settle(self, entry: dict[str, Any], one: HeldTable, optimizer: Any) -> None:
+        what, prefix, own = self._slots(entry, one, optimizer), entry["optimizer"], one.own_optimizer()
+        if what == "leave" and prefix is not None:
             for part in one.parts:
-                if same:
-                    if prefix is not None:
-                        slot_binding.take_over(part, innermost(trained_by), prefix)
-                    self._bring_pending(entry, one, part, innermost(trained_by))
-                elif prefix is not None:
-                    drop_slots(part, prefix)
+                drop_slots(part, prefix)
+        if what != "take":
+            return
+        if own is not None:
+            own.iterations.assign(entry["own_iterations"])
+        core = innermost(optimizer if own is None else own)
+        for part in one.parts:
+            if prefix is not None:
+                slot_binding.take_over(part, core, prefix)
+            self._bring_pending(entry, one, part, core)
+
+    def _restore(self, entry: dict[str, Any], one: HeldTable) -> None:
+        for number, part in enumerate(one.parts):
+            base = entry["name"] if entry["tables"] == 1 else f"{entry['name']}/table_{number}"
+            with tf.init_scope():
+                restore_op(self._bundle, part, base, "/part_")
+            slot_binding.restored(part, getattr(one.table, "_update_uid", -1))
+            if entry["steps_in_backward"] is not None:
+                _set_steps(part, entry["steps_in_backward"])
+
+    def _replace_rows(self, entry: dict[str, Any], one: HeldTable) -> None:
+        read = KvVariable(one.name, one.dim, one.key_dtype, one.dtype, one.parts[0].kv_initializer)
+        with tf.init_scope():
+            restore_op(self._bundle, read, entry["name"], "/part_")
+        keys, rows = (column.numpy() for column in read.export())
+        one.replace(keys, rows)
+
+    @property
+    def _bundle(self) -> tf.Tensor:
+        return tf.constant(str(self._folder / _BUNDLE))
 
     def _bring_pending(self, entry: dict[str, Any], one: HeldTable, part: Any, optimizer: Any) -> None:
         number = self.tables.index(entry)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvtools.dialects.interface import TableReader
 
 _CHUNK_BYTES = 8 << 20
+_MOST_FREQUENT = np.iinfo(np.uint32).max
 
 
 def warm_start(
@@ -150,7 +151,7 @@ class _Source:
         columns = [("values", chunk.values), *((f"slot {there}", chunk.slots[there]) for there in self._slots.values())]
         return _Rows(
             self._keys(chunk.keys),
-            np.minimum(freqs, np.iinfo(np.uint32).max).astype(np.uint32),
+            np.clip(freqs if freqs.dtype.itemsize > 4 else freqs.astype(np.int64), 0, _MOST_FREQUENT).astype(np.uint32),
             tuple(self._numbers(what, column) for what, column in columns),
         )
 

@@ -25,8 +25,8 @@ class TableOptions:
     """What layers are told of a table; see `Embedding`.
 
     Attributes:
-      dim, combiner, mask_zero, padding_id, initializer, regularizer, constraint, optimizer: as of the layers; those that
-        Keras has names for may be names, objects or configs.
+      dim, combiner, mask_zero, padding_id, initializer, regularizer, constraint, optimizer: as of the layers; those
+        that Keras has names for may be names, objects or configs.
       max_capacity, eviction, admission, expiry, expire_every, expire_on_save, max_hbm, capacity_hint, parts, key_dtype:
         of the variable.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.trackable import autotrackable, data_structures
 
@@ -95,9 +96,10 @@ def _name(part: Any) -> str:
 def pending(optimizer: Any, part: Any) -> tuple[Any, Any] | None:
     """Keys [n] and sums of gradients [n, dim] of a part, as arrays, that no update has taken yet; None of none."""
     found = _of.get(optimizer, {}).get(_name(part))
-    if found is None or not len(found.keys):
+    keys = np.zeros(0) if found is None else found.keys.numpy()
+    if found is None or not len(keys):
         return None
-    return found.keys.numpy(), tf.cast(found.rows, tf.float32).numpy()
+    return keys, tf.cast(found.rows, tf.float32).numpy()
 
 
 def bring(optimizer: Any, part: Any, keys: Any, rows: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -30,6 +32,7 @@ def _fit(keras, model, callbacks, epochs=4, **options):
 
 
 def _pair(keras, rate=0.3, **options):
+    keras.utils.set_random_seed(0)
     models = kept_pair(keras, **options)
     for model in models.models:
         model.compile(keras.optimizers.Adam(rate), "mse", run_eagerly=True)
@@ -84,10 +87,10 @@ def test_weights_are_keys_and_rows_and_go_back(both_kerases, parts):
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_a_model_checkpoint_has_the_rows_of_its_epoch(both_kerases, tmp_path, whole, file):
     if (file == "m.keras") is not whole and (
-        both_kerases is tf.keras or file.startswith("{epoch}.w") or "keras" in file
+        both_kerases is not tf_keras or file.startswith("{epoch}.w") or "keras" in file
     ):
         pytest.skip("no such file of this Keras")
-    if both_kerases is tf.keras and file in ("{epoch}.h5", "tf-{epoch}"):
+    if both_kerases is not tf_keras and file in ("{epoch}.h5", "tf-{epoch}"):
         pytest.skip("no such file of this Keras")
     models, loaded = _pair(both_kerases), []
     for number, model in enumerate(models.models):
@@ -130,7 +133,8 @@ def test_backup_and_restore_goes_on_where_training_was_cut(both_kerases, tmp_pat
             _fit(keras, _pair(keras).models[which], [keras.callbacks.BackupAndRestore(folder, save_freq=every), Cut()])
         resumed = _pair(keras, seed=1)
         history = _fit(keras, resumed.models[which], [keras.callbacks.BackupAndRestore(folder, save_freq=every)])
-        np.testing.assert_allclose(history["val_loss"], expected["val_loss"][2:], rtol=1e-5)
+        if every == "epoch" or keras is tf_keras:  # from a batch Keras 3 begins its epoch once more
+            np.testing.assert_allclose(history["val_loss"], expected["val_loss"][2:], rtol=1e-5)
         made.append((history["val_loss"], resumed))
     np.testing.assert_allclose(made[0][0], made[1][0], rtol=1e-5)
     assert_alike(again(made[0][1], made[0][1].ours, made[1][1].dense), VALIDATION_IDS)
@@ -160,9 +164,10 @@ def test_tensorboard_has_histograms_of_rows(both_kerases, tmp_path, monkeypatch,
     written = {}
     # What writes them is a package of its own, which need not be there.
     for kind in ("histogram", "scalar"):
-        monkeypatch.setattr(
-            tf.summary, kind, lambda name, data, step=None, **kw: written.update({name: np.asarray(data)})
-        )
+        for summary in (tf.summary, tf.compat.v2.summary, sys.modules["tensorflow.summary"]):
+            monkeypatch.setattr(
+                summary, kind, lambda name, data, step=None, **kw: written.update({name: np.asarray(data)})
+            )
     models = _pair(both_kerases)
     board = both_kerases.callbacks.TensorBoard(str(tmp_path), histogram_freq=1, write_graph=False)
     _fit(both_kerases, models.ours, [board], epochs=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import pickle
 import zipfile
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 from kept_models import again, kept_pair, of, rows, table_layer
-from keras_pairs import assert_alike, batches, losses, model_of
+from keras_pairs import KERASES, assert_alike, batches, losses, model_of
 
 import tfplugin
 
@@ -42,7 +43,7 @@ WAYS = {
     "pickle": lambda keras, model, folder: pickle.loads(pickle.dumps(model)),
 }
 #: What one Keras alone has; and that Keras 3 writes no weights into an .h5 file that it would read again.
-ONLY = {"h5": tf_keras, "saved_model": tf_keras, "folder": tf.keras}
+ONLY = {"h5": tf_keras, "saved_model": tf_keras, "folder": KERASES["keras3"]}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -278,3 +279,60 @@ def test_names_that_keras_numbers_are_the_same_table(both_kerases, tmp_path):
     first.save_weights(str(tmp_path / "w.weights.h5"))
     second.load_weights(str(tmp_path / "w.weights.h5"))
     assert of(second.get_layer("embedding").table) == {1: [1.0] * 4}
+
+
+@pytest.mark.parametrize(
+    "options", [{"gradient_accumulation_steps": 3}, {"use_ema": True}], ids=["gathering", "averages"]
+)
+def test_what_an_optimizer_of_keras_3_has_gathered_goes_on(tmp_path, options):
+    models = kept_pair(tf.keras)
+    for number, model in enumerate(models.models):
+        model.compile(tf.keras.optimizers.Adam(0.1, **options), "mse", run_eagerly=True)
+        list(losses(model, DATA[:2]))
+        model.save(str(tmp_path / f"{number}.keras"))
+    loaded = again(models, *(tf.keras.models.load_model(str(tmp_path / f"{number}.keras")) for number in range(2)))
+    on = [list(losses(model, [*DATA[2:], *DATA])) for model in (*models.models, *loaded.models)]
+    np.testing.assert_allclose(on[2], on[0], rtol=1e-6)
+    np.testing.assert_allclose(on[2], on[3], rtol=1e-5)
+    for model in loaded.models:
+        model.optimizer.finalize_variable_values(model.trainable_variables)
+    if "use_ema" not in options:
+        assert_alike(loaded, DATA[0][0])
+
+
+@pytest.mark.parametrize("file", ["m.keras", "w.weights.h5", "m.h5"])
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_layers_of_ours_with_optimizers_of_their_own(both_kerases, tmp_path, file):
+    keras, layers = (
+        both_kerases,
+        importlib.import_module(f"tfplugin.{'tf_keras' if both_kerases is tf_keras else 'keras'}"),
+    )
+    if file == "m.h5" and keras is not tf_keras:
+        pytest.skip("Keras 3 writes no such file")
+
+    def made():
+        ids = keras.Input((3,), dtype="int64")
+        own = layers.TableConfig("own", embedding_dim=4, combiner="sum", optimizer=keras.optimizers.Adam(0.05))
+        other = layers.TableConfig("other", embedding_dim=2, combiner="mean")
+        features = {"a": layers.FeatureConfig("a", own), "b": layers.FeatureConfig("b", other)}
+        several = layers.EmbeddingCollection(features, name="several")({"a": ids, "b": ids})
+        one = layers.Embedding(3, combiner="sum", optimizer="adagrad", name="one")(ids)
+        values = keras.layers.Concatenate()([several["a"], several["b"], one])
+        model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="ones")(values))
+        model.compile(keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
+        return model
+
+    model, loaded = made(), made()
+    list(losses(model, DATA[:2]))
+    path = str(tmp_path / file)
+    if "weights" in file:
+        loaded.optimizer.build(loaded.trainable_variables)
+        model.save_weights(path)
+        loaded.load_weights(path)
+    else:
+        model.save(path)
+        loaded = keras.models.load_model(path)
+    tables = [{**one.get_layer("several").tables, "one": one.get_layer("one").table} for one in (model, loaded)]
+    for name, table in tables[0].items():
+        assert of(tables[1][name]) == of(table) and tables[1][name].slot_names() == table.slot_names() != set()
+    np.testing.assert_array_equal(list(losses(loaded, DATA[2:])), list(losses(model, DATA[2:])))

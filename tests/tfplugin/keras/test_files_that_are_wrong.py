@@ -96,9 +96,9 @@ def test_a_damaged_model_is_not_loaded(both_kerases, tmp_path):
     assert not (tmp_path.parent / "away").exists()
 
 
-@pytest.mark.parametrize("file", ["m.keras", "w.weights.h5", "m.h5"])
+@pytest.mark.parametrize("file", ["m.keras", "w.weights.h5", "m.h5", "weights-1.h5"])
 def test_where_the_disk_is_full_what_stood_there_stays(both_kerases, tmp_path, monkeypatch, file):
-    if file == "m.h5" and both_kerases is tf.keras:
+    if file in ("m.h5", "weights-1.h5") and both_kerases is not tf_keras:
         pytest.skip("Keras 3 writes no such file")
     models = kept_pair(both_kerases)
     save = models.ours.save_weights if "weights" in file else models.ours.save
@@ -130,6 +130,14 @@ def test_a_file_without_the_rows_of_a_table_that_the_model_holds(both_kerases, t
                 archive.writestr(name, full.read(name))
     with pytest.raises(ValueError, match=r"n\.keras' has no rows of 'user'"):
         both_kerases.models.load_model(str(tmp_path / "n.keras"))
+
+
+@pytest.mark.parametrize("file", ["m.keras", "w.weights.h5"])
+def test_rows_are_not_left_out_where_the_model_holds_no_table(both_kerases, tmp_path, file):
+    models = kept_pair(both_kerases)
+    (models.ours.save if file == "m.keras" else models.ours.save_weights)(str(tmp_path / file))
+    with pytest.raises(ValueError, match=f"{re.escape(file)}' has rows of tables, and model 'ctr' holds no table"):
+        models.dense.load_weights(str(tmp_path / file))
 
 
 def test_a_link_in_a_file_of_weights_is_not_followed(both_kerases, tmp_path):

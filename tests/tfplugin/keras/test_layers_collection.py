@@ -102,7 +102,9 @@ def test_inputs_of_another_structure(both_kerases, layers, features):
     layer = layers.EmbeddingCollection(features(), name="all")
     inputs = _inputs()
     del inputs["user"]
-    message = r"(?s)Layer 'all': inputs must have the structure of its feature_configs, .*'items': \['seen', 'candidate'\]"
+    message = (
+        r"(?s)Layer 'all': inputs must have the structure of its feature_configs, .*'items': \['seen', 'candidate'\]"
+    )
     with pytest.raises(ValueError, match=message):
         layer(inputs)
     with pytest.raises(ValueError, match="Layer 'all': weights must have the structure"):
@@ -118,13 +120,16 @@ def test_inputs_of_another_structure(both_kerases, layers, features):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda m: m.TableConfig("t", embedding_dim=2, vocabulary_size=9), "no vocabulary: leave vocabulary_size=9 out"),
+        (
+            lambda m: m.TableConfig("t", embedding_dim=2, vocabulary_size=9),
+            "no vocabulary: leave vocabulary_size=9 out",
+        ),
         (lambda m: m.TableConfig("t", 9, 2), "positional arguments"),
         (lambda m: m.TableConfig("", embedding_dim=2), "name must be the name of the table"),
         (lambda m: m.TableConfig("t", embedding_dim=0), "'t': the width of a row .* must be 1 or more"),
         (lambda m: m.TableConfig("t", embedding_dim=2, placement="sparsecore"), "placement must be one of"),
         (lambda m: m.TableConfig("t", embedding_dim=2, combiner="max"), "combiner must be None or one of"),
-        (lambda m: m.FeatureConfig("f", "t"), "table must be a TableConfig of tfplugin, got str"),
+        (lambda m: m.FeatureConfig("f", "t"), r"table must be a TableConfig of tfplugin, got builtins\.str"),
         (lambda m: m.EmbeddingCollection({"f": "t"}), "must be FeatureConfigs of tfplugin"),
         (lambda m: m.EmbeddingCollection({}), "has no feature"),
         (
@@ -162,7 +167,10 @@ def test_configs_make_the_collection_again(both_kerases, layers, features):
     )
     config = layer.get_config()
     saving = keras.utils if hasattr(keras.utils, "serialize_keras_object") else keras.saving
-    for again in (type(layer).from_config(config), saving.deserialize_keras_object(saving.serialize_keras_object(layer))):
+    for again in (
+        type(layer).from_config(config),
+        saving.deserialize_keras_object(saving.serialize_keras_object(layer)),
+    ):
         assert again.get_config() == layer.get_config() == config
         tf.nest.assert_same_structure(again.feature_configs, features())
         seen, candidate = again.feature_configs["items"]
@@ -184,6 +192,21 @@ def _model(keras, collection):
     outputs = tf.nest.flatten(collection(inputs))
     joined = keras.layers.Concatenate()(outputs)
     return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(joined))
+
+
+def test_files_of_keras_have_the_tables(both_kerases, layers, features, tmp_path):
+    keras = both_kerases
+    collection = layers.EmbeddingCollection(features(), name="all")
+    model = _model(keras, collection)
+    model.compile("adam", "mse")
+    inputs = (tf.constant([7, 8]), tf.constant([[1, 2, 1], [3, 3, 3]]), tf.constant([[2], [5]]))
+    inputs = {"user": inputs[0], "items": list(inputs[1:]), "tags": (tf.constant([["a", "b"], ["b", ""]]),)}
+    model.train_on_batch(inputs, LABELS)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(inputs), model(inputs))
+    tables = again.get_layer("all").tables
+    assert {name: int(table.size()) for name, table in tables.items()} == {"user": 2, "item": 4, "tag": 3}
 
 
 def test_a_regularizer_sees_each_row_once(layers, features):

@@ -65,6 +65,33 @@ def test_only_fit_gives_keys_their_rows(both_kerases, layers):
     assert int(layer.table.size()) == 12
 
 
+def test_functions_of_a_layer_take_the_mode_of_the_model(both_kerases):
+    keras = both_kerases
+
+    class Traced(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.table = tfplugin.get_kv_variable("traced", embedding_dim=DIM)
+            self.rows = tf.function(lambda ids: tf.reduce_sum(tf.nn.embedding_lookup(self.table, ids), 1))
+
+        def call(self, ids):
+            return self.rows(ids)
+
+        def compute_output_shape(self, shape):
+            return (shape[0], DIM)
+
+    layer, ids = Traced(), np.arange(12).reshape(4, 3)
+    model = keras.Sequential([keras.Input((LENGTH,), dtype="int64"), layer, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(ids, np.ones((4, 1)), verbose=0)
+    model.predict(ids + 100, verbose=0)
+    model.evaluate(ids + 100, np.ones((4, 1)), verbose=0)
+    model(tf.constant(ids + 100), training=False)
+    with tfplugin.inference_mode():
+        layer(tf.constant(ids + 100))
+    assert int(layer.table.size()) == 12
+
+
 BAGS, WEIGHTS = [[3, 1, 3], [], [7, 0]], [[0.5, 2.0, 1.0], [], [3.0, 0.25]]
 LABELS = np.array([[1.0], [2.0], [-1.0]])
 
@@ -79,7 +106,9 @@ def _of(kind, values, dtype):
 def test_a_step_in_a_loop_of_ones_own(both_kerases, layers, kind, regularized):
     rows = np.random.default_rng(1).normal(size=(VOCABULARY, DIM))
     # d/dr of sum((sum over dim of the pooled - label) ** 2), and of 0.1 * r ** 2 for each row that is there once.
-    pooled = np.stack([(np.array(w)[:, None] * rows[np.array(b, int)]).sum(0) for b, w in zip(BAGS, WEIGHTS, strict=True)])
+    pooled = np.stack(
+        [(np.array(w)[:, None] * rows[np.array(b, int)]).sum(0) for b, w in zip(BAGS, WEIGHTS, strict=True)]
+    )
     of_sample = 2 * (pooled.sum(1, keepdims=True) - LABELS)
     expected = rows.copy()
     for bag, weights, gradient in zip(BAGS, WEIGHTS, of_sample, strict=True):
