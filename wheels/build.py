@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kvtools import op_library
-from wheels.environments import BUILD, ROOT, environment, make_room, run, tool, uv
+from wheels.environments import BUILD, ROOT, discard, environment, run, tool, uv
 from wheels.interpreters import find_interpreters
 from wheels.tensorflows import PYTHONS, Minor, minors
 
@@ -52,15 +52,16 @@ def main() -> None:
         print(f"make wheels: no Python {', '.join(missing)} here: not on the path, and not in pyenv", file=sys.stderr)
         if arguments.pythons or not interpreters:
             raise SystemExit("make wheels: name those that are there: make wheels PYTHONS='3.11 /usr/bin/python3.12'")
+    wanted = minors(arguments.tensorflows)
     source = make_sdist()
     first = build_wheel(source, _first(interpreters), arguments.jobs, None)
     package = _unpacked(first)
     ready = BUILD / "ready"
-    for minor in minors(arguments.tensorflows):
+    for minor in wanted:
         ready_ops(minor, package, ready, interpreters, jobs=arguments.jobs, keep=arguments.keep)
     shipped = BUILD / "ready-in-wheels"
     shutil.rmtree(shipped, ignore_errors=True)
-    for minor in minors(arguments.tensorflows):
+    for minor in wanted:
         shutil.copytree(ready / f"tensorflow-{minor.name}", shipped / f"tensorflow-{minor.name}")
     done = [
         repaired(build_wheel(source, (version, python), arguments.jobs, shipped))
@@ -145,7 +146,7 @@ def ready_ops(minor: Minor, package: Path, ready: Path, interpreters: dict[str, 
         _say(f"TensorFlow {release} ({said['build']['git_version']}) loads them: {said['ops']} ops")
         served.append(_build_of(said["build"]))
         if not keep:
-            shutil.rmtree(python.parents[1])
+            discard(python.parents[1])
     (folder / op_library.CHECKSUM_NAME).unlink()
     op_library.write_record(package, library, served)
 
@@ -224,7 +225,6 @@ def _tensorflow(release: str, minor: Minor, interpreters: dict[str, str]) -> Pat
     version = next((version for version in interpreters if version in minor.pythons), None)
     if version is None:
         raise SystemExit(f"make wheels: TensorFlow {release} needs one of Python {', '.join(minor.pythons)}")
-    make_room()
     return environment(BUILD / f"tensorflow-{release}", interpreters[version], [f"tensorflow=={release}"])
 
 

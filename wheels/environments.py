@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import venv
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,8 +65,9 @@ def environment(folder: Path, interpreter: str, packages: Sequence[str], *, cons
     return python
 
 
-def make_room(gigabytes: float = 15) -> None:
-    """Let go of the TensorFlows that uv keeps where the disk is nearly full; they are fetched again when needed."""
-    if shutil.disk_usage(BUILD).free < gigabytes * 2**30:
-        print(f"less than {gigabytes:g} GB are free: clearing uv's cache of TensorFlow", file=sys.stderr, flush=True)
-        uv("cache", "clean", "-q", "tensorflow")
+def discard(folder: Path) -> None:
+    """Remove an environment with TensorFlow, and the TensorFlow that uv keeps: 2 GB for each version and Python, which
+    are fetched again sooner than most disks have room for all of them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    uv("cache", "clean", "-q", "tensorflow")
+    uv("cache", "prune", "-q")

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from wheels.environments import BUILD, ROOT, environment, make_room
+from wheels.environments import BUILD, ROOT, discard, environment
 from wheels.interpreters import find_interpreters
 from wheels.tensorflows import MINORS, PYTHONS, Minor, minors
 
@@ -141,12 +141,12 @@ def run_pair(
         before: dict[str, Any] = json.loads(record.read_text())
         if before["state"] == state and not before["failed"]:
             return before
-    make_room()
     folder = RESULTS / name
     packages = [
         f"kvtools[tensorflow,formats,serve] @ {wheel.as_uri()}",
         f"tensorflow=={minor.newest}",
         f"tf-keras=={minor.name}.*",
+        *minor.held_back,
         "hypothesis",
         "pytest",
     ]
@@ -195,7 +195,7 @@ def run_pair(
     record.write_text(json.dumps(result, indent=1))
     shutil.rmtree(cache, ignore_errors=True)
     if not keep:
-        shutil.rmtree(folder)
+        discard(folder)
     return result
 
 

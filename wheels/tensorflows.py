@@ -13,11 +13,13 @@ class Minor:
         name: such as "2.16".
         releases: those that there are, the one that ops are compiled against and tests run with first.
         pythons: the minor versions of Python that it has wheels for, of those that kvtools supports.
+        held_back: requirements that go with it, and that no installer finds out by itself.
     """
 
     name: str
     releases: tuple[str, ...]
     pythons: tuple[str, ...]
+    held_back: tuple[str, ...] = ()
 
     @property
     def newest(self) -> str:
@@ -26,12 +28,13 @@ class Minor:
 
 
 _UP_TO_312 = ("3.10", "3.11", "3.12")
+_NUMPY_1 = ("pyarrow<25",)  # later ones want NumPy 2, and do not say so to installers
 
 PYTHONS = (*_UP_TO_312, "3.13")
 
 MINORS = (
-    Minor("2.16", ("2.16.2", "2.16.1"), _UP_TO_312),
-    Minor("2.17", ("2.17.1", "2.17.0"), _UP_TO_312),
+    Minor("2.16", ("2.16.2", "2.16.1"), _UP_TO_312, _NUMPY_1),
+    Minor("2.17", ("2.17.1", "2.17.0"), _UP_TO_312, _NUMPY_1),
     Minor("2.18", ("2.18.1", "2.18.0"), _UP_TO_312),
     Minor("2.19", ("2.19.1", "2.19.0"), _UP_TO_312),
     Minor("2.20", ("2.20.0",), PYTHONS),

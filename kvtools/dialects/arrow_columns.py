@@ -61,10 +61,15 @@ class ColumnMap:
 
 
 def import_pyarrow(doing: str) -> Any:
-    """Return the module pyarrow; raises `MissingDependencyError` where it is not installed."""
+    """Return the module pyarrow; raises `MissingDependencyError` where it is not installed, or cannot be imported."""
     try:
         import pyarrow
-    except ImportError:
+    except ImportError as error:
+        if not isinstance(error, ModuleNotFoundError):  # as from version 25 on with NumPy 1, which pip does not know
+            raise MissingDependencyError(
+                f"{doing}: Arrow and Parquet need pyarrow, which is installed and cannot be imported: {error}; with"
+                " NumPy 1 (TensorFlow 2.16 and 2.17) run `pip install 'pyarrow<25'`"
+            ) from error
         raise MissingDependencyError(
             f"{doing}: Arrow and Parquet need pyarrow, which is not installed; run `pip install 'kvtools[formats]'`"
         ) from None

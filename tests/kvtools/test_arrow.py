@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ import round_trip
 from round_trip import check_same, same_bytes, write
 
 from kvtools.array_table import ArrayTable
+from kvtools.dialects.arrow_columns import import_pyarrow
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError
 
 RNG = np.random.default_rng(0)
 KEYS = RNG.integers(-(2**62), 2**62, 50)
@@ -68,3 +70,13 @@ def test_the_stream_format_is_told_apart(tmp_path: Path) -> None:
         stream.write_table(table)
     with pytest.raises(BadInputError):
         open_checkpoint(tmp_path / "a.arrow")
+
+
+def test_a_pyarrow_that_refuses_the_numpy_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('pyarrow requires NumPy 2.0 or newer, found 1.26.4')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "pyarrow")
+    with pytest.raises(MissingDependencyError, match=r"cannot be imported: .* found 1\.26\.4; .*'pyarrow<25'"):
+        import_pyarrow("reading")
