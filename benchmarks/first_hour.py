@@ -117,7 +117,7 @@ def from_wheel(folder: Path) -> Walk:
     walk.step("is there a compiler?", missing)
     walk.step("`python3 -m venv .venv`", "python3 -m venv .venv")
     walk.environment["PATH"] = f"{folder}/.venv/bin:{walk.environment['PATH']}"
-    install = "pip install --find-links dist 'kvtools[tensorflow,serve]'"
+    (install,) = re.findall(r"`(pip install --find-links dist .*?)`", README)
     walk.step(f"`{install}`", f"{install} -q && echo installed")
     walk.step("`kvtools doctor`", "kvtools doctor")
     names = ["the Keras snippet", "the snippet of TensorFlow 1"]
