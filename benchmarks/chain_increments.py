@@ -15,37 +15,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
+from trained_table import BATCH, TrainedTable
 
 import tfplugin
 from kvtools.chain import members, record_of
 
 DIM = 32
-BATCH = 4096
 SECONDS = 8.0
 
 
-class Training:
-    """A step of training, and whose turn it is."""
+class Training(TrainedTable):
+    """A trained table, and whose turn it is."""
 
     def __init__(self, rows: int, changed: int) -> None:
-        self.rows, self.changed = rows, changed
-        self.table = tf.get_kv_variable("user", embedding_dim=DIM, capacity_hint=rows)
-        self.layers = tf.keras.Sequential([tf.keras.layers.Dense(64, "relu"), tf.keras.layers.Dense(1)])
-        self.layers.build((None, DIM))
-        self.optimizer = tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam(0.001))
-        self.random = np.random.default_rng(0)
-        self.step = tf.function(self._step, input_signature=[tf.TensorSpec([BATCH], tf.int64)])
-        for start in range(0, rows, 1 << 18):
-            self.table.sparse_read(tf.range(start, min(rows, start + (1 << 18)), dtype=tf.int64))
-        self.step(tf.range(BATCH, dtype=tf.int64))
-
-    def _step(self, ids: tf.Tensor) -> None:
-        variables = [self.table, *self.layers.trainable_variables]
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self.layers(tf.nn.embedding_lookup(self.table, ids)) - 1.0) ** 2)
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        super().__init__(rows, DIM)
+        self.changed = changed
 
     def run(self, seconds: float, manager: Any) -> dict[str, float]:
         """Trains so long, and tells steps a second and the longest step."""
@@ -69,11 +54,10 @@ class Training:
 def measure(rows: int, changed: int, turns: int) -> dict[str, Any]:
     """Takes turns with and without increments."""
     training = Training(rows, changed)
-    checkpoint = tf.train.Checkpoint(table=training.table, layers=training.layers, optimizer=training.optimizer)
     training.run(3.0, None)
     plain = [training.run(SECONDS, None)]
     with tempfile.TemporaryDirectory() as folder:
-        manager = tfplugin.CheckpointManager(checkpoint, folder, full_every=1e6, delta_every=1.0)
+        manager = tfplugin.CheckpointManager(training.checkpoint, folder, full_every=1e6, delta_every=1.0)
         begun = time.perf_counter()
         manager.save()
         full = time.perf_counter() - begun

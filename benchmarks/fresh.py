@@ -6,9 +6,9 @@ a server follows them, and a third process asks the server over HTTP. Once in a 
 step has. When that step has ended, the time is noted, and the row's bytes; freshness is from then until an answer has
 exactly these bytes. All processes share the processors.
 
-The first turns are without a manager. Then they follow each other: with a manager that notes changes and writes none,
-with increments and the server stopped (SIGSTOP), and with increments that are served. What they differ by is the price
-for training.
+Turns follow each other: of another table alike, which has no manager; with a manager that notes changes and writes
+none; with increments and the server stopped (SIGSTOP), each of the three first in its turn; and with increments that
+are served. What they differ by is the price for training.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ OCTETS = "application/octet-stream"
 TABLE = "user"
 PROBES = 1 << 40  # keys from here on are of one step each
 ASKED_EVERY = 0.005  # s
-BATCH = 4096
 PERCENTILES = (50, 90, 99)
 KINDS = ("alone", "increments", "served")
 
@@ -83,29 +82,14 @@ class Training:
     def __init__(self, rows: int, dim: int, changed: int, every: float) -> None:
         global tf, tfplugin
         import tensorflow as tf
+        from trained_table import BATCH, TrainedTable
 
         import tfplugin
 
-        self.rows, self.changed, self.every = rows, changed, every
-        self.table = tf.get_kv_variable(TABLE, embedding_dim=dim, capacity_hint=rows)
-        self.layers = tf.keras.Sequential([tf.keras.layers.Dense(64, "relu"), tf.keras.layers.Dense(1)])
-        self.layers.build((None, dim))
-        self.optimizer = tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam(0.001))
-        self.random = np.random.default_rng(0)
-        self.step = tf.function(self._step, input_signature=[tf.TensorSpec([BATCH], tf.int64)])
-        for start in range(0, rows, 1 << 18):
-            self.table.sparse_read(tf.range(start, min(rows, start + (1 << 18)), dtype=tf.int64))
-        self.step(tf.range(BATCH, dtype=tf.int64))
+        self.rows, self.changed, self.every, self.batch = rows, changed, every, BATCH
+        self.trained = TrainedTable(rows, dim)
+        self.random = self.trained.random
         self.next_probe = PROBES
-
-    def checkpoint(self) -> Any:
-        return tf.train.Checkpoint(table=self.table, layers=self.layers, optimizer=self.optimizer)
-
-    def _step(self, ids: Any) -> None:
-        variables = [self.table, *self.layers.trainable_variables]
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self.layers(tf.nn.embedding_lookup(self.table, ids)) - 1.0) ** 2)
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
     def run(self, seconds: float, manager: Any, told: Pipe | None, freshness: list[float]) -> dict[str, float]:
         """Train so long, with increments where there is a manager, and probes where somebody is told of them."""
@@ -118,16 +102,16 @@ class Training:
                 wanted = int(self.changed * self.every)
                 window = self.random.permutation(np.unique(self.random.integers(0, self.rows, 2 * wanted)))[:wanted]
                 window_ends, shuffled = now + self.every, window
-            while len(shuffled) < BATCH:
+            while len(shuffled) < self.batch:
                 shuffled = np.concatenate([shuffled, self.random.permutation(window)])
-            ids, shuffled = shuffled[:BATCH].copy(), shuffled[BATCH:]
+            ids, shuffled = shuffled[: self.batch].copy(), shuffled[self.batch :]
             probed = told is not None and now >= probe_due
             if probed:
                 ids[0] = self.next_probe
-            self.step(tf.constant(ids))
+            self.trained.step(tf.constant(ids))
             if probed and told is not None:
                 ended = time.monotonic()
-                row = self.table.sparse_read(tf.constant([self.next_probe], tf.int64)).numpy()[0]
+                row = self.trained.table.sparse_read(tf.constant([self.next_probe], tf.int64)).numpy()[0]
                 told.send((self.next_probe, ended, row.astype("<f4").tobytes()))
                 self.next_probe += 1
                 probe_due = ended + self.random.uniform(0.05, 0.15)
@@ -170,23 +154,25 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Take turns, and tell of each kind what came out."""
     from kvtools.chain import members, record_of
 
-    training = Training(options.rows, options.dim, options.changed, options.every)
-    training.run(3.0, None, None, [])
-    untracked = [training.run(options.seconds, None, None, []) for _ in range(min(3, options.turns))]
+    plain, training = (Training(options.rows, options.dim, options.changed, options.every) for _ in range(2))
+    for either in (plain, training):
+        either.run(3.0, None, None, [])
     manager = tfplugin.CheckpointManager(
-        training.checkpoint(), folder / "run", full_every=1e6, delta_every=options.every
+        training.trained.checkpoint, folder / "run", full_every=1e6, delta_every=options.every
     )
     manager.save()
     manager.sync()
     freshness: list[float] = []
-    turns: dict[str, list[dict[str, float]]] = {"without": untracked, **{kind: [] for kind in KINDS}}
+    turns: dict[str, list[dict[str, float]]] = {kind: [] for kind in ("without", *KINDS)}
+    unserved = [("without", plain, None), ("alone", training, None), ("increments", training, manager)]
     server_seconds = served_seconds = 0.0
     lost = 0
     with serving(folder / "run", folder / "cache") as (server, port):
-        for _ in range(options.turns):
+        for turn in range(options.turns):
             server.send_signal(signal.SIGSTOP)
-            turns["alone"].append(training.run(options.seconds, None, None, []))
-            turns["increments"].append(training.run(options.seconds, manager, None, []))
+            for i in range(len(unserved)):
+                kind, trained, writer = unserved[(turn + i) % len(unserved)]
+                turns[kind].append(trained.run(options.seconds, writer, None, []))
             server.send_signal(signal.SIGCONT)
             training.run(3.0, manager, None, [])  # it catches up
             here, there = multiprocessing.Pipe()

@@ -100,6 +100,8 @@ class ChainWalk:
         self._due = 0.0
         self._known: dict[int, tuple[int, ...]] = {}  # what the newest member applied was, by its number
         self._left: Position | None = None  # of the chain that another one has taken the place of
+        self._looked_at: tuple[int, ...] = ()  # the newest full, which is of what is applied
+        self._other_run = ""  # what is said of one that is of another run, and behind
 
     def next(self) -> Step | None:
         """Return the next step, or None where there is nothing to apply now.
@@ -121,7 +123,7 @@ class ChainWalk:
             self._due = now + (_TRIED_AGAIN if self._bad else 3600)
             if self.position and not any(member.number > self.position.sequence for member in found):
                 self.behind = None
-                self.trouble = ""
+                self.trouble = self._other_run
         return step
 
     def took(self, step: Step) -> None:
@@ -171,6 +173,7 @@ class ChainWalk:
         if not newer:
             if self._is_rewritten(found):
                 return self._newest_full(found, fulls, -1)
+            self._other_run = self._other_run_behind(fulls[max(fulls)]) if fulls else ""
             return None
         self._note_behind(found, newer[0])
         following = increments.get(at + 1)
@@ -192,6 +195,32 @@ class ChainWalk:
         if step is None and self._is_rewritten(found):
             step = self._newest_full(found, fulls, -1)
         return step or self._other_chain(found)
+
+    def _other_run_behind(self, full: Member) -> str:
+        """Refuse a newest full that is of another run and behind what is applied, and return the message, or ''.
+
+        Nothing leads past what is applied yet; once something does, `_other_chain` goes over.
+        """
+        stamp = _stamp(full)
+        if stamp == self._looked_at:
+            return ""
+        if self._rests(full):
+            return self._bad[full.prefix].message
+        position = self.position
+        assert position is not None
+        with contextlib.suppress(KvtoolsError):
+            record, _ = read_record(full)
+            chain = None if record is None else record.chain
+            if chain != position.chain and not self._is_left(record):
+                message = (
+                    f"chain in '{self.folder}': '{full.prefix.name}' is of another chain ({chain}) than what is applied"
+                    f" ({position.chain}), which has come to {position.sequence}; that is served until the other has"
+                    " gone past it: remove the members of the chain before"
+                )
+                self.refuse(full, ChainError(message, "other-chain"))
+                return message
+        self._looked_at = stamp
+        return ""
 
     def _other_chain(self, found: list[Member]) -> Step | None:
         """Return the step of another run's full from which a whole chain leads past what is applied.

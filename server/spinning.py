@@ -1,4 +1,4 @@
-"""Whether an event loop looks for the next lookup for a while before it sleeps: `kvtools._snapshot.Spin` by the settings."""
+"""Whether an event loop looks for the next lookup for a while before it sleeps: `Spin`, by the settings."""
 
 from __future__ import annotations
 

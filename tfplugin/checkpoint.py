@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from tensorflow.python.saved_model import registration
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object
 
+from kvtools.chain_place import is_chain
 from tfplugin import graph_restore, slot_binding
 from tfplugin.async_save import TableAtMoment
 from tfplugin.kv_variable import KvVariable
@@ -169,6 +171,17 @@ def saved_elsewhere(bundles: Mapping[int, list[str]]) -> Iterator[None]:
     finally:
         for variable in bundles:
             del _elsewhere[variable]
+
+
+def restore_of_chain(original: Callable[..., Any], saver: Any, save_path: Any, *args: Any, **kwargs: Any) -> Any:
+    """`TrackableSaver.restore`: says what to do with the folder of a chain, of which TensorFlow finds no file."""
+    if isinstance(save_path, (str, os.PathLike)) and is_chain(save_path):
+        raise ValueError(
+            f"'{os.fspath(save_path)}' is the folder of a chain, of a full checkpoint and increments after it: "
+            "restore it by tfplugin.CheckpointManager(checkpoint, folder).restore_or_initialize(), or some of its "
+            "tables by tfplugin.restore_tables; `kvtools merge` makes one checkpoint of it."
+        )
+    return original(saver, save_path, *args, **kwargs)
 
 
 def is_saved_elsewhere(variable: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfplugin import keras_models
+from tfplugin import keras_models, keras_training
 from tfplugin.named_tables import name_of
 from tfplugin.ops import raw
 
@@ -57,6 +57,10 @@ class HeldTable:
     def eager(self) -> bool:
         """Whether its rows can be read at once; those of a table in a graph of TensorFlow 1 take a session."""
         return bool(self.parts[0]._eager)
+
+    def own_optimizer(self) -> Any:
+        """The optimizer that its layer has for it; None: that of the model."""
+        return keras_training._own_optimizer(self.layer, self.table)
 
     def rows(self) -> int:
         """Number of rows now; 0 of a table in a graph."""

@@ -6,8 +6,8 @@ from tfplugin.embedding_layers.layers_of import layers_of as _layers_of
 
 if _keras.backend.backend() != "tensorflow":
     raise ImportError(
-        f"tfplugin.keras: Keras 3 runs on its backend '{_keras.backend.backend()}' here, and tables are TensorFlow's: set "
-        "KERAS_BACKEND=tensorflow before keras is imported."
+        f"tfplugin.keras: Keras 3 runs on its backend '{_keras.backend.backend()}' here, and tables are TensorFlow's: "
+        "set KERAS_BACKEND=tensorflow before keras is imported."
     )
 
 _layers = _layers_of(_keras, __name__)

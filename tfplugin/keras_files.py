@@ -57,12 +57,18 @@ def _to_save(model: Any, what: str, *, hdf5: bool = False) -> list[HeldTable]:
 
 def refuse_not_held(model: Any, what: str) -> None:
     """Raises ValueError for a model that has looked tables up which none of its layers holds."""
-    names = _looked_up_elsewhere(model)
-    if names:
+    parts = _looked_up_elsewhere(model)
+    if parts:
+        beside = "tf.train.Checkpoint(model=model, table=table)"
+        if any(getattr(part, "_in_backward", None) is not None for part in parts.values()):
+            beside = (
+                "tf.train.Checkpoint(model=model, table=table, updates=updates) with what tfplugin.apply_in_backward("
+                "table, ...) returned as updates, which counts the steps"
+            )
         raise ValueError(
-            f"{what} of model '{model.name}' would lack the rows of key-value variable {_listed(names)}, which the "
+            f"{what} of model '{model.name}' would lack the rows of key-value variable {_listed(parts)}, which the "
             "model looks up and no layer of it holds. Make it an attribute of the layer that looks it up; or save "
-            "tf.train.Checkpoint(model=model, table=table) beside."
+            f"{beside}, from which training goes on, too."
         )
 
 
@@ -134,7 +140,7 @@ def _settled_later() -> Iterator[None]:
     try:
         yield
         for saved, pairs, model in _within.unsettled:
-            saved.settle_slots(pairs, getattr(model, "optimizer", None))
+            saved.settle(pairs, getattr(model, "optimizer", None))
     finally:
         _within.unsettled = before
 
@@ -296,17 +302,20 @@ def _scratch_beside(file: Any) -> Iterator[Path]:
         yield Path(scratch)
 
 
-def _save_weights(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """``save_weights`` of tf_keras, which may write a checkpoint of what is tracked from the model."""
+def _save_weights(
+    original: Callable[..., Any], model: Any, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any
+) -> Any:
+    """``save_weights`` of tf_keras: an ``.h5`` file, or a checkpoint of what is tracked from the model."""
     tracked = {
         id(part) for table in tf.train.TrackableView(model).descendants() if is_table(table) for part in table._kv_parts
     }
-    names = [
-        name for name, part in _looked_up_elsewhere(model).items() if not {id(one) for one in part._kv_parts} <= tracked
-    ]
-    if names:
+    if any({id(one) for one in part._kv_parts} - tracked for part in _looked_up_elsewhere(model).values()):
         refuse_not_held(model, "The weights file")
-    return original(model, *args, **kwargs)
+    hdf5 = str(filepath).endswith((".h5", ".hdf5", ".keras")) and not _is_remote(filepath)
+    if not hdf5 or not _to_load(model) or (Path(filepath).exists() and not overwrite):  # where Keras asks
+        return original(model, filepath, overwrite, *args, **kwargs)
+    with _written_whole(Path(filepath)) as staged:
+        return original(model, str(staged), overwrite, *args, **kwargs)
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -332,10 +341,10 @@ def _restore(saved: SavedTables | None, model: Any, where: str) -> None:
 
 
 def _give(saved: SavedTables, pairs: Any, model: Any) -> None:
-    saved.restore(pairs)
     if _within.unsettled is None:
-        saved.settle_slots(pairs, getattr(model, "optimizer", None))
+        saved.restore(pairs, getattr(model, "optimizer", None))
     else:
+        saved.restore_all(pairs)
         _within.unsettled.append((saved, pairs, model))
 
 
@@ -420,9 +429,11 @@ def _load_weights_only(
     """The weights of a ``.weights.h5`` or ``.keras`` file."""
     skipped = {id(one) for one in kwargs.get("objects_to_skip") or ()}
     held = [one for one in _to_load(model) if id(one.layer) not in skipped]
+    where = f"'{filepath}'"
+    if not held and not skipped and not _within.plain:
+        _refuse_to_leave_out(model, filepath, where, skip_mismatch)
     if _within.plain or not held or not Path(filepath).exists():
         return original(model, filepath, skip_mismatch, **kwargs)
-    where = f"'{filepath}'"
     with _scratch_beside(filepath) as scratch:
         if str(filepath).endswith(".keras"):
             saved = _taken_from(filepath, where, scratch, own=False) if _has_tables(filepath) else None
@@ -439,6 +450,23 @@ def _load_weights_only(
         if saved is not None:
             _give(saved, pairs, model)
     return returned
+
+
+def _refuse_to_leave_out(model: Any, path: Any, where: str, partial: bool) -> None:
+    """Says so where a file has tables, and the model holds none."""
+    there = False
+    with contextlib.suppress(OSError, zipfile.BadZipFile):  # of which Keras tells
+        if str(path).endswith(".keras"):
+            there = _has_tables(path)
+        elif str(path).endswith(".h5"):
+            import h5py
+
+            with h5py.File(path, "r") as opened:
+                there = table_files.in_hdf5(opened)
+    if there and not partial:
+        raise ValueError(f"{where} has rows of tables, and {_name(model)} holds no table: nothing was loaded.")
+    if there:
+        warnings.warn(f"{where} has rows of tables, and {_name(model)} holds no table: skipped.", stacklevel=4)
 
 
 def _taken_from_hdf5(group: Any, where: str, scratch: Path) -> SavedTables | None:
@@ -491,6 +519,16 @@ def _load_weights_from_hdf5(by_name: bool) -> Callable[..., Any]:
     return load
 
 
+def _load_saved_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A SavedModel of tf_keras: rows come by what TensorFlow saves. Of most optimizers it restores no state."""
+    model = original(*args, **kwargs)
+    if not table_files.iterations_of(getattr(model, "optimizer", None)):
+        for one in _to_load(model):
+            for part in one.parts if one.eager else ():
+                table_files.drop_slots(part)
+    return model
+
+
 # ---- Installing ------------------------------------------------------------------------------------------------------
 
 _HDF5 = [
@@ -516,6 +554,7 @@ _AROUND: dict[str, list[tuple[str, list[tuple[str, Callable[..., Any]]]]]] = {
         ("tf_keras.src.saving.saving_lib", _ARCHIVES),
         ("tf_keras.src.saving.legacy.hdf5_format", _HDF5),
         ("tf_keras.src.saving.legacy.save", [("save_weights", _save_weights)]),
+        ("tf_keras.src.saving.legacy.saved_model.load", [("load", _load_saved_model)]),
     ],
 }
 

@@ -700,7 +700,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
                 partitioned_name=self.partitioned_name,
                 read_only=self._read_only,
             )
-        raw.kv_table_copy(copied.handle, self._handle)
+        saveable.copy_rows(self, copied)
         memo[id(self)] = copied
         return copied
 

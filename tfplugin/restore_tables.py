@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from kvtools.chain import newest_chain
 from kvtools.chain_place import chain_at, is_chain
 from tfplugin import slot_binding
 from tfplugin.named_tables import name_of, names_there, newest_in, no_such
+from tfplugin.rows_left_out import RowsLeftOut
 from tfplugin.saveable import check_whole, restore_op
 
 _META = "-kvmeta"
@@ -35,7 +37,8 @@ def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None
         variable, or its path in the object graph of a `tf.train.Checkpoint` (``model/user_emb``).
 
     Returns:
-      Rows restored by name in eager mode; in a graph the op that restores.
+      By name how many rows came and are in the table, in eager mode; in a graph the op that restores. Where others did
+      not fit into a ``max_capacity``, expired, or have the ``padding_key``, the log says how many.
 
     Raises:
       ValueError: no table of that name; the nearest are named.
@@ -60,13 +63,33 @@ def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None
             raise ValueError(f"restore_tables: '{name_of(table)}' from checkpoint '{path}': {message}")
         base, infix = known[there]
         check_whole(table)
+        of_table = []
         for part in table._kv_parts:
-            ops.append(restore_op(tf.constant(members), part, base, infix))
+            of_table.append(restore_op(tf.constant(members), part, base, infix))
             # Optimizers that came along with the table in an earlier restore keep to their slots.
             slot_binding.restored(part, getattr(table, "_update_uid", -1))
+        ops += of_table
+        left_out = _left_out(path, there, base, table)
         if tf.executing_eagerly():
-            restored[name_of(table)] = int(table.size())
+            restored[name_of(table)] = left_out.count_now() if left_out.any else int(table.size())
+        elif left_out.any:
+            with tf.control_dependencies(of_table):
+                ops.append(left_out.count_in_graph())
     return restored if tf.executing_eagerly() else tf.group(*ops, name="restore_tables")
+
+
+def _left_out(path: str, there: str, base: str, table: Any) -> RowsLeftOut:
+    def keys() -> Iterator[np.ndarray]:
+        import kvtools
+        from kvtools.dialects.chunk import KEYS
+
+        place = base.removesuffix(".ATTRIBUTES/kv").removesuffix("/")
+        for name, reader in kvtools.open(path).tables.items():
+            if name == base or (".ATTRIBUTES/kv" in base and reader.schema.metadata.get("object_path") == place):
+                for chunk in reader.chunks(KEYS):
+                    yield np.ascontiguousarray(chunk.keys, table._kv_parts[0].key_dtype.as_numpy_dtype)
+
+    return RowsLeftOut(f"restore_tables: table '{there}' of checkpoint '{path}'", name_of(table), table, keys)
 
 
 def _members_of(path: str) -> list[str]:

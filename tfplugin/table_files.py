@@ -20,7 +20,9 @@ import tensorflow as tf
 
 from tfplugin import slot_binding
 from tfplugin.held_tables import HeldTable, names_of
+from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
+from tfplugin.optimizers import accumulated_rows
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.saveable import check_whole, restore_op, save_ops
 from tfplugin.slots import slots_json
@@ -30,7 +32,10 @@ FOLDER = "kv_tables"
 
 _LIST = "tables.json"
 _BUNDLE = "tables"
+_PENDING = "pending.npz"
 _LAYOUT = 1
+#: What is said of each table.
+_FIELDS = ("name", "dim", "key_dtype", "value_dtype", "tables", "optimizer", "own_iterations", "steps_in_backward")
 _PIECE = 1 << 24
 
 
@@ -61,6 +66,22 @@ def write(held: Sequence[HeldTable], folder: Path, optimizer: Any) -> None:
             checkpoint_prefixes=tf.stack(shards), destination_prefix=str(folder / _BUNDLE), delete_old_dirs=True
         )
     (folder / _LIST).write_text(json.dumps(listed))
+    pending = _pending(held, optimizer)
+    if pending:
+        np.savez(folder / _PENDING, **pending)  # type: ignore[arg-type]
+
+
+def _pending(held: Sequence[HeldTable], optimizer: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Gradients that an optimizer has gathered for its next update, by the number of the table."""
+    arrays = {}
+    for number, one in enumerate(held):
+        core = None if optimizer is None else innermost(one.own_optimizer() or optimizer)
+        found = [] if core is None else [accumulated_rows.pending(core, part) for part in one.parts]
+        gathered = [pair for pair in found if pair is not None]
+        if gathered:
+            arrays[f"keys_{number}"] = np.concatenate([keys for keys, _ in gathered])
+            arrays[f"rows_{number}"] = np.concatenate([rows for _, rows in gathered])
+    return arrays
 
 
 def _check(one: HeldTable) -> None:
@@ -95,7 +116,9 @@ def _prefix_of(one: HeldTable, name: str, number: int) -> str:
 
 
 def _described(one: HeldTable, name: str, optimizer: Any) -> dict[str, Any]:
-    own = None if optimizer is None else slot_binding.prefix_in_use(one.parts[0], innermost(optimizer))
+    own = one.own_optimizer()
+    optimizer = optimizer if own is None else own
+    prefix = None if optimizer is None else slot_binding.prefix_in_use(one.parts[0], innermost(optimizer))
     updates = [part._in_backward for part in one.parts if part._in_backward is not None]
     return {
         "name": name,
@@ -105,8 +128,9 @@ def _described(one: HeldTable, name: str, optimizer: Any) -> dict[str, Any]:
         "rows": one.rows(),
         "in_parts": _in_parts(one),
         "tables": 1 if _in_parts(one) else len(one.parts),
-        # What the names of the slots of the model's optimizer begin with.
-        "optimizer": own,
+        # What the names of its optimizer's slots begin with; and the steps of one that its layer has for it.
+        "optimizer": prefix,
+        "own_iterations": None if own is None else iterations_of(own),
         "steps_in_backward": max(int(update.step) for update in updates) if updates else None,
     }
 
@@ -135,6 +159,7 @@ class SavedTables:
         listed = _read_list(folder / _LIST, where)
         self.iterations: int | None = listed["iterations"]
         self.tables: list[dict[str, Any]] = listed["tables"]
+        self._pending = _read_pending(folder / _PENDING, where)
 
     # ---- Which is which ----
 
@@ -190,34 +215,86 @@ class SavedTables:
 
     # ---- Rows ----
 
-    def restore(self, pairs: Sequence[tuple[dict[str, Any], HeldTable]]) -> None:
-        """Gives tables the rows and slots that were saved of them, in place of what they hold."""
-        prefix = tf.constant(str(self._folder / _BUNDLE))
+    def restore(self, pairs: Sequence[tuple[dict[str, Any], HeldTable]], optimizer: Any) -> None:
+        """Gives tables the rows that were saved of them, in place of what they hold.
+
+        Slots come along where their optimizer, that of the model or of the layer, goes on from the file, too. Where it
+        does not, rows keep the slots that they have now: they are the optimizer's, as those of dense weights.
+        """
         for entry, one in pairs:
             _check(one)
-            for number, part in enumerate(one.parts):
-                base = entry["name"] if entry["tables"] == 1 else f"{entry['name']}/table_{number}"
-                with tf.init_scope():
-                    restore_op(prefix, part, base, "/part_")
-                slot_binding.restored(part, getattr(one.table, "_update_uid", -1))
-                if entry["steps_in_backward"] is not None:
-                    _set_steps(part, entry["steps_in_backward"])
+            leaves = self._slots(entry, one, optimizer) == "leave"
+            if leaves and any(part.slot_names() for part in one.parts):
+                self._replace_rows(entry, one)
+            else:
+                self._restore(entry, one)
+                self._settle(entry, one, optimizer)
 
-    def settle_slots(self, pairs: Sequence[tuple[dict[str, Any], HeldTable]], optimizer: Any) -> None:
-        """Has the optimizer of the model keep the slots that it had, if it was restored; else they go.
-
-        An optimizer that starts anew has moments of zero for dense variables, and so for rows.
-        """
-        same = self.iterations is not None and iterations_of(optimizer) == self.iterations
+    def restore_all(self, pairs: Sequence[tuple[dict[str, Any], HeldTable]]) -> None:
+        """Gives tables of a new model the rows and all slots. `settle` is to follow, once it has its optimizer."""
         for entry, one in pairs:
-            own = entry["optimizer"]
-            if own is None or entry["steps_in_backward"] is not None:
-                continue
+            _check(one)
+            self._restore(entry, one)
+
+    def settle(self, pairs: Sequence[tuple[dict[str, Any], HeldTable]], optimizer: Any) -> None:
+        """Has optimizers go on with the slots that they had; those of one that starts anew go."""
+        for entry, one in pairs:
+            self._settle(entry, one, optimizer)
+
+    def _slots(self, entry: dict[str, Any], one: HeldTable, optimizer: Any) -> str:
+        """What becomes of a table's slots: an optimizer is to "take" them, or they "leave" with it; or just "keep"."""
+        own = one.own_optimizer()
+        if entry["steps_in_backward"] is not None:
+            return "keep"
+        if own is not None or entry["own_iterations"] is not None:
+            return "take" if own is not None and entry["own_iterations"] is not None else "leave"
+        if self.iterations is None:  # of a loop that is not Keras's
+            return "keep"
+        return "take" if iterations_of(optimizer) == self.iterations else "leave"
+
+    def _settle(self, entry: dict[str, Any], one: HeldTable, optimizer: Any) -> None:
+        what, prefix, own = self._slots(entry, one, optimizer), entry["optimizer"], one.own_optimizer()
+        if what == "leave" and prefix is not None:
             for part in one.parts:
-                if same:
-                    slot_binding.take_over(part, innermost(optimizer), own)
-                else:
-                    _drop_slots(part, own)
+                drop_slots(part, prefix)
+        if what != "take":
+            return
+        if own is not None:
+            own.iterations.assign(entry["own_iterations"])
+        core = innermost(optimizer if own is None else own)
+        for part in one.parts:
+            if prefix is not None:
+                slot_binding.take_over(part, core, prefix)
+            self._bring_pending(entry, one, part, core)
+
+    def _restore(self, entry: dict[str, Any], one: HeldTable) -> None:
+        for number, part in enumerate(one.parts):
+            base = entry["name"] if entry["tables"] == 1 else f"{entry['name']}/table_{number}"
+            with tf.init_scope():
+                restore_op(self._bundle, part, base, "/part_")
+            slot_binding.restored(part, getattr(one.table, "_update_uid", -1))
+            if entry["steps_in_backward"] is not None:
+                _set_steps(part, entry["steps_in_backward"])
+
+    def _replace_rows(self, entry: dict[str, Any], one: HeldTable) -> None:
+        read = KvVariable(one.name, one.dim, one.key_dtype, one.dtype, one.parts[0].kv_initializer)
+        with tf.init_scope():
+            restore_op(self._bundle, read, entry["name"], "/part_")
+        keys, rows = (column.numpy() for column in read.export())
+        one.replace(keys, rows)
+
+    @property
+    def _bundle(self) -> tf.Tensor:
+        return tf.constant(str(self._folder / _BUNDLE))
+
+    def _bring_pending(self, entry: dict[str, Any], one: HeldTable, part: Any, optimizer: Any) -> None:
+        number = self.tables.index(entry)
+        keys, rows = np.zeros(0, one.key_dtype.as_numpy_dtype), np.zeros((0, one.dim), np.float32)
+        if f"keys_{number}" in self._pending:
+            keys, rows = self._pending[f"keys_{number}"], self._pending[f"rows_{number}"]
+        mine = keys % np.array(len(one.parts), keys.dtype) == part.part if _in_parts(one) else slice(None)
+        if len(keys) or accumulated_rows.pending(optimizer, part) is not None:
+            accumulated_rows.bring(optimizer, part, keys[mine], rows[mine])
 
 
 def _read_list(file: Path, where: str) -> dict[str, Any]:
@@ -226,7 +303,7 @@ def _read_list(file: Path, where: str) -> dict[str, Any]:
         layout = int(listed["layout"])
         if layout <= _LAYOUT:
             for entry in listed["tables"]:
-                for field in ("name", "dim", "key_dtype", "value_dtype", "tables", "optimizer", "steps_in_backward"):
+                for field in _FIELDS:
                     _ = entry[field]
             _ = listed["iterations"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -234,6 +311,18 @@ def _read_list(file: Path, where: str) -> dict[str, Any]:
     if layout > _LAYOUT:
         raise ValueError(f"{where}: its tables are of layout {layout}, which a later version of kvtools has written.")
     return dict(listed)
+
+
+def _read_pending(file: Path, where: str) -> dict[str, np.ndarray[Any, Any]]:
+    if not file.exists():
+        return {}
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DamagedTablesError(
+            f"{where}: the gradients that it has of its tables cannot be read ({error!r})."
+        ) from error
 
 
 def _unnumbered(name: str) -> str:
@@ -252,8 +341,12 @@ def _set_steps(part: Any, steps: int) -> None:
         part._steps_in_backward = steps  # `apply_in_backward` goes on from there
 
 
-def _drop_slots(part: Any, prefix: str) -> None:
-    others = [spec for spec in slot_binding.slots_there(part) if spec.name.partition(".")[0] != prefix]
+def drop_slots(part: Any, prefix: str | None = None) -> None:
+    """Takes slots out of the rows of a table that was just restored: those of one prefix, or all."""
+    there = slot_binding.slots_there(part)
+    others = [spec for spec in there if prefix is not None and spec.name.partition(".")[0] != prefix]
+    if len(others) == len(there):
+        return
     raw.kv_table_read_rows(
         part.handle,
         tf.zeros([0], part.key_dtype),
@@ -295,7 +388,7 @@ def from_archive(archive: zipfile.ZipFile, into: Path, where: str) -> None:
 
 def _plain(path: str, where: str) -> str:
     name = path.removeprefix(f"{FOLDER}/")
-    if not re.fullmatch(r"tables\.(json|index|data-\d{5}-of-\d{5})", name):
+    if not re.fullmatch(r"pending\.npz|tables\.(json|index|data-\d{5}-of-\d{5})", name):
         raise DamagedTablesError(f"{where}: '{path}' is no file of tables.")
     return name
 

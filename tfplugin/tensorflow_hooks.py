@@ -2,16 +2,17 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around fifteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around sixteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
-  ``CheckpointPosition.bind_object``, ``TrackableSaver.save`` and what saves asynchronously
-  (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which
-  `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop``
-  and that of Switch; and of `tf.function` ``make_function_context``, which tells its traces apart, and
-  ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands for one, through untouched.
-- In Keras what `keras_models`, `keras_training`, `keras_files` and `keras_weights` say: the optimizer of a model trains the
-  tables of its layers, models are looked at where they train and predict, and tables are part of what is written,
-  read, counted and shown of them.
+  ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), ``save`` and what saves
+  asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
+  ``_lift_unlifted_variables``, by which `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of
+  its control flow ``ZerosLikeV1WhileLoop`` and that of Switch; and of `tf.function` ``make_function_context``, which
+  tells its traces apart, and ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable,
+  or stands for one, through untouched.
+- In Keras what `keras_models`, `keras_training`, `keras_files`, `keras_weights` and `keras_servers` say: the
+  optimizer of a model trains the tables of its layers, models are looked at where they train and predict, and tables
+  are part of what is written, read, counted and shown of them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from tfplugin import (
     graph_restore,
     keras_files,
     keras_models,
+    keras_servers,
     keras_training,
     keras_weights,
     lookup,
@@ -77,6 +79,7 @@ def install() -> None:
         (functional_saver.MultiDeviceSaver, "restore", graph_restore.restore),
         (restore_lib.CheckpointPosition, "bind_object", generic_update.bind_object),
         (checkpoint_lib.TrackableSaver, "save", async_save.write),
+        (checkpoint_lib.TrackableSaver, "restore", checkpoint.restore_of_chain),
         (async_checkpoint_helper.AsyncCheckpointHelper, "save", async_save.begin),
         (async_checkpoint_helper.AsyncCheckpointHelper, "_write", async_save.begin),
         (async_checkpoint_helper.AsyncCheckpointHelper, "_copy_to_cpu", async_save.copy_to_cpu),
@@ -88,7 +91,7 @@ def install() -> None:
     ):
         _undo.append(wrap_method(owner, method, replacement))
     _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))
-    for hooks in (keras_models, keras_training, keras_files, keras_weights):
+    for hooks in (keras_models, keras_training, keras_files, keras_weights, keras_servers):
         hooks.install()
         _undo.append(hooks.uninstall)
 

@@ -1,8 +1,9 @@
 """Training or inference: what a lookup does with a key that is not there.
 
-A lookup in a graph inserts keys or does not: that is an attribute of its op. So a `tf.function` has a trace for training
-and another for inference, and each call takes the one of the mode that its thread is in: the mode is part of what
-TensorFlow finds the traces of a function by. Threads that train and threads that infer do not get in each other's way.
+A lookup in a graph inserts keys or does not: that is an attribute of its op. So a `tf.function` has a trace for
+training and another for inference, and each call takes the one of the mode that its thread is in: the mode is part of
+what TensorFlow finds the traces of a function by. Threads that train and threads that infer do not get in each other's
+way.
 """
 
 from __future__ import annotations
@@ -80,9 +81,23 @@ def _note_inserts(graph: Any) -> None:
         graph = getattr(graph, "outer_graph", None)
 
 
+def _inserts(graph: Any) -> bool:
+    """Whether a graph, or a function that it calls, has a lookup that trains because it was traced for training."""
+    waiting, seen = [graph], set()
+    while waiting:
+        graph = waiting.pop()
+        if hasattr(graph, _INSERTS):
+            return True
+        if id(graph) not in seen:
+            seen.add(id(graph))
+            called = (getattr(function, "_cached_graph", None) for function in graph._functions.values())
+            waiting += [of_function for of_function in called if of_function is not None]
+    return False
+
+
 def call_concrete_function(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
     """``ConcreteFunction.__call__``: one that was traced for training cannot be called for inference."""
-    if getattr(_local, "inference", False) and hasattr(function.graph, _INSERTS):
+    if getattr(_local, "inference", False) and _inserts(function.graph):
         raise RuntimeError(
             f"{function.name} was traced for training, and would insert the keys that its lookups miss: inside "
             "tfplugin.inference_mode(), call the tf.function that it is of, or get the concrete function there."

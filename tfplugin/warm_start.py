@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfplugin.named_tables import name_of, names_there, newest_in, no_such
 from tfplugin.ops import raw
-from tfplugin.rows_left_out import RowsLeftOut, contains, own_rows
+from tfplugin.rows_left_out import RowsLeftOut, own_rows
 from tfplugin.slots import SlotSpec, slots_json
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvtools.dialects.interface import TableReader
 
 _CHUNK_BYTES = 8 << 20
+_MOST_FREQUENT = np.iinfo(np.uint32).max
 
 
 def warm_start(
@@ -95,7 +96,7 @@ class _Source:
         self._doing = f"warm_start: table '{reader.schema.name}' of checkpoint '{path}'"
         self._reader = reader
         part = table._kv_parts[0]
-        self.left_out = RowsLeftOut(self._doing, name, table)
+        self.left_out = RowsLeftOut(self._doing, name, table, self.all_keys)
         self.key_dtype, self.dtype, self.dim = part.key_dtype, part.dtype, part.dim
         if reader.dim != self.dim:
             raise ValueError(
@@ -150,7 +151,7 @@ class _Source:
         columns = [("values", chunk.values), *((f"slot {there}", chunk.slots[there]) for there in self._slots.values())]
         return _Rows(
             self._keys(chunk.keys),
-            np.minimum(freqs, np.iinfo(np.uint32).max).astype(np.uint32),
+            np.clip(freqs if freqs.dtype.itemsize > 4 else freqs.astype(np.int64), 0, _MOST_FREQUENT).astype(np.uint32),
             tuple(self._numbers(what, column) for what, column in columns),
         )
 
@@ -195,7 +196,7 @@ def _fill_now(table: Any, source: _Source) -> int:
         for part in empty:
             part.clear()
         raise
-    return source.left_out.counted(parts, source.all_keys()) if source.left_out.any else rows
+    return source.left_out.count_now() if source.left_out.any else rows
 
 
 def _fill_in_graph(table: Any, source: _Source) -> tf.Tensor:
@@ -208,14 +209,7 @@ def _fill_in_graph(table: Any, source: _Source) -> tf.Tensor:
         if not source.left_out.any:
             return given
         with tf.control_dependencies([given]):
-            counted = tf.add_n([_count_part(part, source) for part in parts])
-            told = tf.numpy_function(_told_of(source), [given, counted[0], counted[1]], tf.int64)
-        told.set_shape([])
-        return told
-
-
-def _told_of(source: _Source) -> Callable[..., np.int64]:
-    return lambda given, there, padding: np.int64(source.left_out.told(int(given), int(there), int(padding)))
+            return source.left_out.count_in_graph()
 
 
 class _Stream:
@@ -264,40 +258,3 @@ def _fill_part(part: Any, source: _Source) -> tf.Tensor:
     begun.set_shape([])
     _, rows = tf.while_loop(lambda more, _: more, body, [begun, tf.constant(0, tf.int64)], parallel_iterations=1)
     return rows
-
-
-class _KeyStream:
-    """The keys of one part, as `_Stream` gives rows."""
-
-    def __init__(self, part: Any, source: _Source) -> None:
-        self._part, self._source = part, source
-        self._chunks: Iterator[np.ndarray] = iter(())
-
-    def begin(self) -> np.ndarray:
-        self._chunks = self._source.all_keys()
-        return np.bool_(True)  # type: ignore[return-value]
-
-    def next(self) -> list[Any]:
-        """Whether there is more, keys, and how many of them are the padding_key."""
-        keys = next(self._chunks, None)
-        if keys is None:
-            return [np.bool_(False), np.empty(0, self._source.key_dtype.as_numpy_dtype), np.int64(0)]
-        own = keys[own_rows(self._part, keys)]
-        return [np.bool_(True), own, np.int64(self._source.left_out.padding(own))]
-
-
-def _count_part(part: Any, source: _Source) -> tf.Tensor:
-    """[2] of int64: how many of the checkpoint's keys a part has, and how many are its padding_key."""
-    stream = _KeyStream(part, source)
-
-    def body(_: Any, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        more, keys, padding = tf.numpy_function(stream.next, [], [tf.bool, source.key_dtype, tf.int64])
-        for tensor, shape in ((more, []), (keys, [None]), (padding, [])):
-            tensor.set_shape(shape)
-        return more, counts + tf.stack([tf.math.count_nonzero(contains(part, keys)), padding])
-
-    begun = tf.numpy_function(stream.begin, [], tf.bool)
-    begun.set_shape([])
-    none = tf.zeros([2], tf.int64)
-    _, counts = tf.while_loop(lambda more, _: more, body, [begun, none], parallel_iterations=1)
-    return counts

@@ -4,8 +4,8 @@
 
 Each pair gets an environment of its own, with that release of TensorFlow and what its installer takes with it (Keras,
 NumPy, ...). Nothing of this tree is on its path: the tests are those of the source distribution beside the wheels.
-They must find ready ops, and may compile none. What each pair gave is kept in build/wheels/matrix and written as a table into docs/versions.md; a pair
-that passed with this very wheel and these tests is not run again without `--again`.
+They must find ready ops, and may compile none. What each pair gave is kept in build/wheels/matrix and written as a
+table into docs/versions.md; a pair that passed with this very wheel and these tests is not run again without `--again`.
 """
 
 from __future__ import annotations

@@ -70,9 +70,10 @@ class Spin {
  private:
   static constexpr double kShare = 0.05;
   static constexpr double kMostLeft = 0.01;  // seconds
-  static constexpr std::chrono::milliseconds kLookEvery{10};
+  // Of a tenth of a second others may have a quarter now and then: a slice is 3 ms. Who computes beside has a half.
+  static constexpr std::chrono::milliseconds kLookEvery{100};
   static constexpr std::chrono::seconds kRest{1};
-  static constexpr double kMostWaiting = 0.1;
+  static constexpr double kMostWaiting = 0.25;
 
   void Again() {
     queued_ = true;

@@ -23,8 +23,8 @@ RUN_ELSEWHERE = {
 GO_ON = ("README.md", "docs/quickstart.md")
 """Pages whose commands are about the files that their Python has saved."""
 
-NEEDS = re.compile(r"trained_model|^kvtools (serve|follow|setup-horovod|doctor)")
-"""What is not there, or does not end by itself."""
+NEEDS = re.compile(r"^kvtools (serve|follow|setup-horovod|doctor)")
+"""Commands that do not end by themselves, or look at the machine."""
 
 THOROUGH = ("docs/keras.md",)
 

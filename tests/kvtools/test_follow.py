@@ -250,6 +250,20 @@ def test_another_run_is_gone_over_to_between_files_that_are_left(writer: ChainWr
     assert walk.again() == []
 
 
+def test_another_run_that_has_not_gone_past_is_told_until_the_members_before_are_removed(writer: ChainWriter) -> None:
+    walk = Walk(writer.folder)
+    walk.steps()
+    names = another_run(writer.folder, 1)  # ckpt-3.delta and ckpt-4.delta are those of the run before
+    for _ in range(3):
+        assert walk.again() == []
+    assert walk.position is not None and walk.position.sequence == 4
+    assert walk.refused == {"other-chain": 1} and len(walk.told) == 1
+    assert "'ckpt-1' is of another chain" in walk.trouble and "remove the members of the chain before" in walk.trouble
+    for number in (3, 4):
+        without(writer.folder / f"ckpt-{number}.delta")
+    assert walk.again() == names and not walk.trouble
+
+
 def test_another_run_with_a_damaged_member_is_gone_over_to_once(writer: ChainWriter) -> None:
     writer.full(beside=True)
     walk = Walk(writer.folder)

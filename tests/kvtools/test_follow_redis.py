@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chain_writer import ChainWriter, without
-from redis_processes import Server, wait_until
+from redis_processes import Cluster, Server, wait_until
 
 from kvtools.chain import ChainError
 from kvtools.cli.main import main
@@ -93,6 +93,61 @@ def test_another_run_goes_on_from_where_the_last_one_came_to(url: str, writer: C
     again = RedisFollower(writer.folder, url)
     assert [one.name for one in steps(again)] == ["ckpt-3.delta"]
     assert_has(url, writer)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.stop()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+def test_a_cluster_follows_goes_on_and_does_again_what_was_cut_short(
+    cluster: Cluster, scheme: str, writer: ChainWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.clear()
+    url = f"{scheme}://127.0.0.1:{cluster.ports[1]}/0"
+    follower = RedisFollower(writer.folder, url)
+    assert [one.name for one in steps(follower)] == ["ckpt-1"]
+    for number in range(3):
+        writer.put("emb", range(150 + 40 * number, 220 + 40 * number), number + 5)
+        writer.remove("emb", range(10 * number, 10 * number + 8))
+        writer.increment()
+        assert [one.name for one in steps(follower)] == [f"ckpt-{number + 2}.delta"]
+        assert_has(url, writer)
+    # A run that ends with the rows written, and not what says so.
+    writer.put("also", range(40, 60), 9)
+    writer.remove("emb", [200, 201])
+    writer.increment()
+    make = follower._client.pipeline
+
+    def cut_short(**options: Any) -> Any:
+        pipeline = make(**options)
+        queue, run, left_out = pipeline.execute_command, pipeline.execute, []
+
+        def execute_command(*command: Any) -> Any:
+            return left_out.append(command) if command[:2] == ("SET", follower._key) else queue(*command)
+
+        def execute(**how: Any) -> Any:
+            found = run(**how)
+            if left_out:
+                raise KeyboardInterrupt
+            return found
+
+        pipeline.execute_command, pipeline.execute = execute_command, execute
+        return pipeline
+
+    with monkeypatch.context() as cut:
+        cut.setattr(follower._client, "pipeline", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            follower.step()
+    assert len(open_checkpoint(url).tables["also"].to_numpy().keys) == 60
+    follower.close()
+    again = RedisFollower(writer.folder, url)
+    assert [one.name for one in steps(again)] == ["ckpt-5.delta"]
+    assert_has(url, writer)
+    again.close()
 
 
 def test_a_gap_is_refused_and_a_full_heals_it(url: str, writer: ChainWriter) -> None:

@@ -30,7 +30,7 @@ def table_layer(keras: Any) -> Any:
             self.table = tfplugin.get_kv_variable(table, embedding_dim=dim, partitioner=partitioner, **self.of_table)
 
         def call(self, ids: Any) -> Any:
-            return tf.nn.embedding_lookup(self.table, ids)
+            return tf.nn.embedding_lookup(self.table, tf.cast(ids, self.table.key_dtype))
 
         def compute_output_shape(self, shape: Any) -> Any:
             return (*shape, self.dim)

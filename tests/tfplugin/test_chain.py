@@ -495,6 +495,55 @@ def test_what_cannot_be_in_a_chain_is_named(tmp_path):
         tfplugin.CheckpointManager(tf.train.Checkpoint(table=table), tmp_path).save()
 
 
+def test_in_a_graph_a_checkpoint_is_an_error_that_names_the_saver(tmp_path):
+    with tf.Graph().as_default():
+        manager = tfplugin.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), tmp_path)
+        with pytest.raises(ValueError, match=r"In a graph, give it a tf\.compat\.v1\.train\.Saver"):
+            manager.save()
+
+
+@pytest.mark.parametrize("method", ["restore", "read"])
+def test_a_checkpoint_of_tensorflow_that_restores_the_folder_is_told_what_does(copied, method):
+    checkpoint = Trained(2).checkpoint
+    with pytest.raises(ValueError, match=r"the folder of a chain.*CheckpointManager.*restore_or_initialize\(\)"):
+        getattr(checkpoint, method)(str(copied))
+    with pytest.raises(tf.errors.NotFoundError):
+        getattr(checkpoint, method)(str(copied.parent / "nothing"))
+
+
+def test_rows_that_expire_go_the_same_way_in_increments_and_fulls(tmp_path):
+    """By age, at each step others; a policy that runs on each save; and a capacity: bit for bit at each moment."""
+    aging = tf.get_kv_variable("aging", 3, expiry=tfplugin.policies.ExpireAfterSteps(3))
+    top = tf.get_kv_variable("top", 3, expiry=tfplugin.policies.KeepTop(25), expire_on_save=True, max_capacity=60)
+    optimizer = tfplugin.optimizers.Adam(0.1)
+    checkpoint = tf.train.Checkpoint(aging=aging, top=top)
+    manager = tfplugin.CheckpointManager(checkpoint, tmp_path / "run", delta_every=0.0, full_every=1e6)
+    random = np.random.default_rng(5)
+    fold, removed_by = {}, set()
+    for round_ in range(9):
+        for table in (aging, top):
+            keys = random.integers(0, 90, 30)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, keys) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        path = manager.save()
+        if round_ > 1:
+            assert path.endswith(".delta")
+        members_ = tables_in(path)
+        removed_by |= {table for table, (_, removed) in members_.items() if removed}
+        fold = folded([path]) if not path.endswith(".delta") else _put_in(fold, members_)
+        whole = folded([checkpoint.write(str(tmp_path / f"whole-{round_}"))])
+        assert fold == whole, round_
+        assert len(fold["top/.ATTRIBUTES/kv"]) <= 25
+    assert removed_by == {"aging/.ATTRIBUTES/kv", "top/.ATTRIBUTES/kv"}
+
+
+def _put_in(fold, members_):
+    for table, (rows, removed) in members_.items():
+        fold[table] = {key: row for key, row in fold[table].items() if key not in removed} | rows
+    return fold
+
+
 def test_the_interval_in_steps_is_kept_as_tensorflow_keeps_it(tmp_path):
     step = tf.Variable(0, dtype=tf.int64)
     manager = tfplugin.CheckpointManager(

@@ -64,11 +64,7 @@ def predict(table):
 
     @tf.function(reduce_retracing=True)
     def predict(ids):
-        if tf.size(ids) > 0:
-            rows = inner(ids)
-        else:
-            rows = tf.zeros([0, 2])
-        return rows
+        return tf.cond(tf.size(ids) > 0, lambda: inner(ids), lambda: tf.zeros([0, 2]))
 
     return predict
 
@@ -129,7 +125,7 @@ def test_a_concrete_function_says_that_it_is_one_for_training(table, predict):
     spec = tf.TensorSpec([None], tf.int64)
     train = predict.get_concrete_function(spec)
     with tfplugin.inference_mode():
-        with pytest.raises(RuntimeError, match="was traced for training.*call the tf.function that it is of"):
+        with pytest.raises(RuntimeError, match=r"was traced for training.*call the tf.function that it is of"):
             train(tf.constant([9], tf.int64))
         infer = predict.get_concrete_function(spec)
         np.testing.assert_array_equal(infer(tf.constant([9], tf.int64)), [[0, 0]])
@@ -137,6 +133,9 @@ def test_a_concrete_function_says_that_it_is_one_for_training(table, predict):
     assert int(table.size()) == 1
     train(tf.constant([9], tf.int64))
     assert int(table.size()) == 2
+    calls = tf.function(lambda ids: predict(ids) + 1.0).get_concrete_function(spec)  # what was traced before
+    with tfplugin.inference_mode(), pytest.raises(RuntimeError, match="was traced for training"):
+        calls(tf.constant([9], tf.int64))
 
 
 def test_a_graph_keeps_the_mode_it_was_built_in(session):

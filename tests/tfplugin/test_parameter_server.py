@@ -196,7 +196,38 @@ print(json.dumps({
 """
 
 
-def _under_strategy(tmp_path, tables):
+KERAS_CHIEF = """
+import os, sys, json, numpy as np, tensorflow as tf, tfplugin, keras, tf_keras
+os.environ["TF_CONFIG"] = json.dumps({"cluster": json.loads(sys.argv[1]), "task": {"type": "chief", "index": 0}})
+strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+said = {}
+for library in (keras, tf_keras):
+    with strategy.scope():
+        table = tfplugin.get_kv_variable(library.__name__, 2, initializer=0.0)
+        tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(1.0))
+
+        class Lookup(library.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.table = table
+
+            def call(self, ids):
+                return tf.nn.embedding_lookup(self.table, ids)
+
+        ids = library.layers.Input([], dtype="int64")
+        model = library.Model(ids, library.layers.Lambda(lambda rows: tf.reduce_sum(rows, -1))(Lookup()(ids)))
+        model.compile("sgd", loss=lambda wanted, sums: tf.reduce_sum(sums))
+    data = tf.data.Dataset.from_tensors((tf.constant([1, 1, 5], tf.int64), tf.zeros([3]))).repeat()
+    try:
+        model.fit(data, steps_per_epoch=4, verbose=0)
+        said[library.__name__] = table.sparse_read([1, 5], training=False).numpy().tolist()
+    except NotImplementedError as error:
+        said[library.__name__] = str(error)
+print(json.dumps(said))
+"""
+
+
+def _under_strategy(tmp_path, tables, chief=CHIEF):
     """What the chief of two workers and two servers says at the end."""
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(5)]
     cluster = json.dumps({"ps": addresses[:2], "worker": addresses[2:4], "chief": addresses[4:]})
@@ -214,7 +245,7 @@ def _under_strategy(tmp_path, tables):
     try:
         assert [task.stdout.readline() for task in tasks] == ["ready\n"] * 4
         done = subprocess.run(
-            [sys.executable, "-c", CHIEF, cluster, str(tmp_path / "model"), tables],
+            [sys.executable, "-c", chief, cluster, str(tmp_path / "model"), tables],
             capture_output=True,
             text=True,
             timeout=240,
@@ -247,3 +278,11 @@ def test_two_workers_and_two_servers_lose_no_update(tmp_path):
 def test_servers_that_have_not_imported_tfplugin_are_named(tmp_path):
     said = _under_strategy(tmp_path, "without tables")
     assert "'t/part_0' cannot be made on parameter server 0" in said and "import tfplugin" in said
+
+
+@pytest.mark.thorough
+def test_tf_keras_fits_on_parameter_servers_and_keras_3_says_that_it_does_not(tmp_path):
+    said = _under_strategy(tmp_path, "with tables", KERAS_CHIEF)
+    assert "Keras 3 does not train under tf.distribute.ParameterServerStrategy" in said["keras"]
+    assert "tf_keras" in said["keras"] and "apply_in_backward" in said["keras"]
+    assert said["tf_keras"] == [[-8.0, -8.0], [-4.0, -4.0]]

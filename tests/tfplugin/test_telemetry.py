@@ -41,12 +41,23 @@ def test_evictions_and_keys_below_a_threshold_are_counted():
         tf.nn.embedding_lookup(bounded, np.arange(first, first + 10))
     told = tfplugin.summary(bounded)
     assert (told.rows, told.births, told.evictions) == (10, 50, 40)
+    assert told.expired == 0
     filtered = tfplugin.get_kv_variable("f", 2, enter_threshold=3)
     for _ in range(3):
         tf.nn.embedding_lookup(filtered, [7, 8])
     tf.nn.embedding_lookup(filtered, [9])
     told = tfplugin.summary(filtered)
     assert (told.rows, told.births, told.held_back, told.lookups) == (2, 2, 5, 7)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_rows_that_policies_let_go_are_counted_apart_from_evictions(parts):
+    table = tfplugin.get_kv_variable("t", 2, max_capacity=10, partitioner=partitioned(parts))
+    tf.nn.embedding_lookup(table, np.arange(14))
+    assert int(table.evict(tfplugin.policies.KeepTop(6, by="version"))) == 4
+    told = tfplugin.summary(table)
+    assert (told.rows, told.births, told.evictions, told.expired) == (6, 14, 4, 4)
+    assert (int(table.evicted_rows()), int(table.expired_rows())) == (4, 4)
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16, tf.float64])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -213,6 +214,34 @@ def test_the_rows_that_are_there_are_told_and_those_that_are_not_are_logged(othe
     assert told == size == 12
     assert f"12 of its 50 rows are in key-value variable 'user': 1 has its padding_key, {padding}, 37 went by" in log
     assert "max_capacity=12." in log
+
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.mark.parametrize(
+    ("path", "dim", "expected", "columns", "slots"),
+    [
+        ("tfplus/model.ckpt-1200", 8, "tfplus/expected.npz", ("keys", "values"), {"GroupAdam": "slot"}),
+        ("deeprec/model.ckpt-1200", 16, "deeprec/expected.npz", ("keys", "values"), {}),
+        ("sok", 4, "sok-expected.npz", ("keys", "values"), {"Adam.m": "m", "Adam.v": "v"}),
+        ("tfra/v1_adam", 8, "tfra/expected_v1_adam.npz", ("keys", "values"), {}),
+        ("tfra/object", 8, "tfra/expected_tf2.npz", ("user_keys", "user_values"), {}),
+        ("tfra/filesystem", 8, "tfra/expected_tf2.npz", ("fs_keys", "fs_values"), {}),
+        ("tfra/savedmodel", 4, "tfra/expected_tf2.npz", ("serve_keys", "serve_values"), {}),
+    ],
+)
+def test_files_that_the_peers_have_written(path, dim, expected, columns, slots, rows_of, partitioner):
+    wanted = np.load(DATA / expected)
+    keys, values = (wanted[column] for column in columns)
+    name = "user_emb" if path == "tfra/object" else next(iter(kvtools.open(DATA / path).tables))
+    table = tf.get_kv_variable("here", dim, initializer=CONSTANT, partitioner=partitioner)
+    assert tfplugin.warm_start(DATA / path, {table: name}, slots={slot: slot for slot in slots}) == {"here": len(keys)}
+    np.testing.assert_array_equal(_rows(table, keys), values)
+    for slot, column in slots.items():
+        np.testing.assert_array_equal(rows_of(table, keys, slot), wanted[column])
+    absent = int(keys.max()) + 1
+    np.testing.assert_array_equal(_rows(table, [absent]), [[0.25] * dim])
 
 
 def test_of_the_folder_of_a_chain_the_increments_come_too(tmp_path):

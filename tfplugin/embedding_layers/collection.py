@@ -30,8 +30,8 @@ class _Features:
         for feature in self.all:
             if not isinstance(feature, FeatureConfigFields):
                 raise TypeError(
-                    f"{what}: feature_configs must be FeatureConfigs of tfplugin, in dictionaries, lists and tuples; got "
-                    f"{type(feature).__name__}."
+                    f"{what}: feature_configs must be FeatureConfigs of tfplugin, in dictionaries, lists and tuples; "
+                    f"got {type(feature).__name__}."
                 )
         if not self.all:
             raise ValueError(f"{what}: feature_configs has no feature.")
@@ -62,9 +62,10 @@ class _Features:
         try:
             found: list[Any] = nest.flatten_up_to(self.structure, values, check_types=False)
         except (TypeError, ValueError) as error:
+            names = tf.nest.map_structure(lambda feature: feature.name, self.structure)
             raise ValueError(
-                f"{what}: {of} must have the structure of its feature_configs, "
-                f"{tf.nest.map_structure(lambda feature: feature.name, self.structure)}; got {_outline(values)}. ({error})"
+                f"{what}: {of} must have the structure of its feature_configs, {names}; got {_outline(values)}. "
+                f"({error})"
             ) from error
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfplugin.embedding_layers.layer_tables import TableOptions
 
-#: Where a table may be asked to be. Both say the same here: where the layer is made (``with tf.device``), or on the CPU.
+#: Where a table may be asked to be. Both say the same: where the layer is made (``with tf.device``), or on the CPU.
 _PLACEMENTS = ("auto", "default_device")
 
 
@@ -98,7 +98,8 @@ class FeatureConfigFields:
             raise ValueError(f"FeatureConfig: name must be the name of the feature, got {self.name!r}.")
         if not isinstance(self.table, TableConfigFields):
             raise TypeError(
-                f"FeatureConfig '{self.name}': table must be a TableConfig of tfplugin, got {type(self.table).__name__}."
+                f"FeatureConfig '{self.name}': table must be a TableConfig of tfplugin, got "
+                f"{type(self.table).__module__}.{type(self.table).__name__}."
             )
 
     def get_config(self) -> dict[str, Any]:

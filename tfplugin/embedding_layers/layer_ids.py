@@ -49,7 +49,7 @@ class Lookup:
 
     Attributes:
       reading: how.
-      ids: a tensor or a RaggedTensor for a plain lookup; a SparseTensor or a RaggedTensor [bags, None] for a pooled one.
+      ids: a tensor or a RaggedTensor for a plain lookup, a SparseTensor or RaggedTensor [bags, None] for a pooled one.
       weights: of a pooled lookup, as `ids` are, or None.
       finish: makes the layer's output of the rows.
     """
@@ -112,7 +112,7 @@ def values_of(ids: Any) -> tf.Tensor:
 
 
 def mask_of(ids: Any, padding: Any) -> Any:
-    """Which ids are not padding: bool, of the shape of `ids`. Of sparse ids it is dense; ragged ones need none: None."""
+    """Which ids are not padding: bool, of the shape of `ids`. Of sparse ids it is dense; of ragged ones None."""
     if isinstance(ids, tf.RaggedTensor):
         return None
     values = values_of(ids)
@@ -135,6 +135,8 @@ def lookup_of(ids: Any, weights: Any, reading: Reading) -> Lookup:
       TypeError: ids of a dtype that are no keys; weights of another kind than `ids`.
       ValueError: weights without a combiner, or of another shape.
     """
+    if weights is not None and not tf.is_tensor(weights):
+        weights = tf.convert_to_tensor(weights)
     if isinstance(ids, tf.RaggedTensor) and reading.longest is not None:
         ids = ids[..., : reading.longest]
         weights = None if weights is None else weights[..., : reading.longest]
@@ -152,16 +154,15 @@ def lookup_of(ids: Any, weights: Any, reading: Reading) -> Lookup:
 
 
 def _plain(keys: Any, reading: Reading) -> Lookup:
-    if not isinstance(keys, tf.SparseTensor):
-        return Lookup(reading, keys, None, lambda rows: rows)
-    shape = tf.concat([keys.dense_shape, [reading.dim]], 0)
-    static = keys.shape.concatenate([reading.dim])
-    return Lookup(
-        reading,
-        keys.values,
-        None,
-        lambda rows: tf.ensure_shape(tf.scatter_nd(keys.indices, rows, shape), static),
-    )
+    if isinstance(keys, tf.SparseTensor):
+        return Lookup(reading, keys.values, None, lambda rows: scattered(keys, rows, reading.dim))
+    return Lookup(reading, keys, None, lambda rows: rows)
+
+
+def scattered(ids: tf.SparseTensor, rows: tf.Tensor, dim: int) -> tf.Tensor:
+    """The rows [n, dim] of sparse ids as a dense tensor, ids.shape + [dim], with zeros where there is no id."""
+    dense = tf.scatter_nd(ids.indices, rows, tf.concat([ids.dense_shape, [dim]], 0))
+    return tf.ensure_shape(dense, ids.shape.concatenate([dim]))
 
 
 def _check_weights(weights: Any, ids: Any, reading: Reading) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from typing import Any
@@ -24,8 +25,8 @@ class TableOptions:
     """What layers are told of a table; see `Embedding`.
 
     Attributes:
-      dim, combiner, mask_zero, padding_id, initializer, regularizer, constraint, optimizer: as of the layers; those that
-        Keras has names for may be names, objects or configs.
+      dim, combiner, mask_zero, padding_id, initializer, regularizer, constraint, optimizer: as of the layers; those
+        that Keras has names for may be names, objects or configs.
       max_capacity, eviction, admission, expiry, expire_every, expire_on_save, max_hbm, capacity_hint, parts, key_dtype:
         of the variable.
     """
@@ -61,7 +62,7 @@ class TableOptions:
           ValueError, TypeError: an argument that makes no sense.
         """
         if isinstance(self.dim, bool) or not _is_whole(self.dim) or self.dim < 1:
-            raise ValueError(f"{what}: dim must be the width of a row, 1 or more; got {self.dim!r}.")
+            raise ValueError(f"{what}: the width of a row (dim, embedding_dim) must be 1 or more, got {self.dim!r}.")
         if self.combiner not in (None, *COMBINERS):
             raise ValueError(
                 f"{what}: combiner must be None or one of {COMBINERS}, got {self.combiner!r}. (A table has no "
@@ -202,13 +203,15 @@ def _constraint(keras: Any, given: Any, what: str) -> Any:
 
 
 def _optimizer(keras: Any, given: Any) -> Any:
-    return keras.optimizers.get(given) if isinstance(given, (str, dict)) else given
+    # Keras changes the config that it is given.
+    return keras.optimizers.get(copy.deepcopy(given)) if isinstance(given, (str, dict)) else given
 
 
 def _optimizer_config(keras: Any, optimizer: Any, what: str) -> Any:
     if optimizer is None:
         return None
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    legacy = getattr(getattr(keras.optimizers, "legacy", None), "Optimizer", keras.optimizers.Optimizer)
+    if not isinstance(optimizer, (keras.optimizers.Optimizer, legacy)):
         raise ValueError(
             f"{what}: its optimizer {type(optimizer).__name__} is none of {keras.__name__}'s, of which alone a config "
             "says how to make them again."

@@ -8,6 +8,7 @@ from typing import Any
 from tfplugin.embedding_layers.collection import EmbeddingCollectionLayer
 from tfplugin.embedding_layers.configs import FeatureConfigFields, TableConfigFields
 from tfplugin.embedding_layers.embedding import EmbeddingLayer, PaddingMask
+from tfplugin.embedding_layers.layer_class import layer_class
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,7 @@ def layers_of(keras: Any, module: str) -> Layers:
 
     def make(name: str, bases: tuple[type, ...], doc: str | None, **attributes: Any) -> Any:
         doc = doc and doc.replace("{module}", keras.__name__)
-        made = type(name, bases, {"__doc__": doc, "__module__": module, "_keras": keras, **attributes})
-        return keras.utils.register_keras_serializable("tfplugin")(made)
+        return layer_class(keras, "tfplugin", module, name, bases, doc, **attributes)
 
     layer = keras.layers.Layer
     mask = (
@@ -48,10 +48,10 @@ def layers_of(keras: Any, module: str) -> Layers:
 
 _EMBEDDING = """Rows of ids, from a table without a vocabulary: any id has a row, which training makes when it comes.
 
-    The table is a `tfplugin.KvVariable`, made with the layer, and in its attribute `table`. ``compile`` with any optimizer
-    of Keras trains it. Keys get rows in ``fit`` and ``train_on_batch`` (calls with ``training=True``), and in calls that
-    a gradient tape records and that say nothing of training; in all others, and in a frozen layer, a missing key gives
-    zeros and stays missing.
+    The table is a `tfplugin.KvVariable`, made with the layer, and in its attribute `table`. ``compile`` with any
+    optimizer of Keras trains it. Keys get rows in ``fit`` and ``train_on_batch`` (calls with ``training=True``), and in
+    calls that a gradient tape records and that say nothing of training; in all others, and in a frozen layer, a missing
+    key gives zeros and stays missing.
 
     Args:
       dim: width of a row.
@@ -61,8 +61,8 @@ _EMBEDDING = """Rows of ids, from a table without a vocabulary: any id has a row
         Keras's own does, and 0 has a row like any id; a combiner leaves the padding out. Ragged ids have no mask.
       padding_id: the id that is padding, in the place of 0: it gives zeros, never has a row, and a combiner leaves it
         out. It is masked with `mask_zero`.
-      initializer: what a row starts from: a name, an initializer of this Keras, a number, or an array [dim] or [m, dim].
-        See `tfplugin.get_kv_variable`.
+      initializer: what a row starts from: a name, an initializer of this Keras, a number, or an array of shape
+        [dim] or [m, dim]. See `tfplugin.get_kv_variable`.
       regularizer: of the rows that a call looks up, each key once; what it gives is added to the loss. Rows that no
         sample of a batch has are left alone.
       constraint: of the rows that a step has changed, each by itself: norms are those of rows (``axis=1``).
@@ -84,9 +84,9 @@ _EMBEDDING = """Rows of ids, from a table without a vocabulary: any id has a row
       training: as above.
 
     Returns:
-      [..., dim]; with a combiner [..., dim] without the last dimension of the ids, of which those of shape [batch] count
-      as one for each sample. Ragged where ids are, but for the dimension that a combiner takes away. Sparse ids without
-      a combiner give a dense tensor with zeros where there is no id.
+      [..., dim]; with a combiner [..., dim] without the last dimension of the ids, of which those of shape [batch]
+      count as one for each sample. Ragged where ids are, but for the dimension that a combiner takes away. Sparse ids
+      without a combiner give a dense tensor with zeros where there is no id.
 
     Raises:
       TypeError: ids of a dtype that are no keys, such as floats; an input of another Keras; dtypes that tables do not
@@ -107,10 +107,10 @@ _EMBEDDING = """Rows of ids, from a table without a vocabulary: any id has a row
 
 _COLLECTION = """The rows of many features, from tables that they may share: all in one lookup.
 
-    It takes the place of ``keras_rs.layers.DistributedEmbedding``, and its configs have the same fields, but for the size of
-    a vocabulary. Features whose tables have the key dtype in common are looked up by one op (pooled ones by another),
-    which works on all of them in parallel, and their gradients come out of one. A table with a `regularizer` is looked up
-    by itself. Which calls give keys their rows is said at `Embedding`.
+    It takes the place of ``keras_rs.layers.DistributedEmbedding``, and its configs have the same fields, but for the
+    size of a vocabulary. Features whose tables have the key dtype in common are looked up by one op (pooled ones by
+    another), which works on all of them in parallel, and their gradients come out of one. A table with a `regularizer`
+    is looked up by itself. Which calls give keys their rows is said at `Embedding`.
 
     Args:
       feature_configs: `FeatureConfig` s in dictionaries, lists and tuples; or one.
@@ -150,7 +150,7 @@ _COLLECTION = """The rows of many features, from tables that they may share: all
       (TensorShape([2, 8]), TensorShape([2, 4]))
     """
 
-_TABLE_CONFIG = """A table of an `EmbeddingCollection`. Its fields are those of ``keras_rs.layers.TableConfig``, and more.
+_TABLE_CONFIG = """A table of an `EmbeddingCollection`, with the fields of ``keras_rs.layers.TableConfig`` and more.
 
     All but the name are given by keyword.
 
@@ -161,7 +161,8 @@ _TABLE_CONFIG = """A table of an `EmbeddingCollection`. Its fields are those of 
         standard deviation ``1 / sqrt(embedding_dim)``.
       optimizer: of this table alone, as of `Embedding`. Default: the model's.
       combiner: ``"mean"``, ``"sum"``, ``"sqrtn"``, or None for a row for each id.
-      placement: ``"auto"`` or ``"default_device"``: the CPU, or the device of a ``tf.device`` that the layer is made in.
+      placement: ``"auto"`` or ``"default_device"``: the CPU, or the device of a ``tf.device`` that the layer is
+        made in.
       max_ids_per_partition, max_unique_ids_per_partition: accepted: of these there may be any number.
       vocabulary_size: must be left out: a table has no vocabulary.
       padding_id, regularizer, constraint, max_capacity, eviction, admission, expiry, expire_every, expire_on_save,

@@ -33,8 +33,8 @@ def trains(layer: Any, training: Any) -> bool:
         training = tf.get_static_value(training)
         if training is None:
             raise TypeError(
-                f"Layer '{layer.name}': training must be True or False, got a tensor: whether a lookup gives keys their "
-                "rows is said when it is traced."
+                f"Layer '{layer.name}': training must be True or False, got a tensor: whether a lookup gives keys "
+                "their rows is said when it is traced."
             )
     return bool(training) and is_training(None)
 

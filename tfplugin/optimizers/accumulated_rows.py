@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.trackable import autotrackable, data_structures
 
@@ -34,6 +36,16 @@ class AccumulatedRows(autotrackable.AutoTrackable):
         optimizer._maybe_initialize_trackable()
         optimizer._track_trackable(self, name, overwrite=True)
         optimizer._handle_deferred_dependencies(name, self)
+        _of.setdefault(optimizer, {})[_name(variable)] = self
+        brought = _brought.get(optimizer, {}).pop(_name(variable), None)
+        if brought is not None:
+            self.put(*brought)
+
+    def put(self, keys: Any, rows: Any) -> None:
+        """Has it hold these keys and the sums of their gradients."""
+        with tf.init_scope():
+            self.keys.assign(tf.cast(keys, self.keys.dtype))
+            self.rows.assign(tf.cast(rows, self.rows.dtype))
 
     def _gathered(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys and rows with those of this step, whose gradient is `rows`."""
@@ -68,3 +80,32 @@ class AccumulatedRows(autotrackable.AutoTrackable):
         """Empties it."""
         self.keys.assign(tf.zeros([0], self.keys.dtype), read_value=False)
         self.rows.assign(tf.cast(zeros, self.rows.dtype), read_value=False)
+
+
+# ---- Files of Keras, in which an optimizer has its dense accumulators ----------------------------------------------
+
+#: Those of each optimizer, by variable; and what a file has brought before they were made.
+_of: weakref.WeakKeyDictionary[Any, dict[str, AccumulatedRows]] = weakref.WeakKeyDictionary()
+_brought: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
+
+
+def _name(part: Any) -> str:
+    return f"{part.partitioned_name or part._name}/{part.part}"
+
+
+def pending(optimizer: Any, part: Any) -> tuple[Any, Any] | None:
+    """Keys [n] and sums of gradients [n, dim] of a part, as arrays, that no update has taken yet; None of none."""
+    found = _of.get(optimizer, {}).get(_name(part))
+    keys = np.zeros(0) if found is None else found.keys.numpy()
+    if found is None or not len(keys):
+        return None
+    return keys, tf.cast(found.rows, tf.float32).numpy()
+
+
+def bring(optimizer: Any, part: Any, keys: Any, rows: Any) -> None:
+    """Gives an optimizer what `pending` gave of another one."""
+    found = _of.get(optimizer, {}).get(_name(part))
+    if found is not None:
+        found.put(keys, rows)
+    else:
+        _brought.setdefault(optimizer, {})[_name(part)] = (keys, rows)

@@ -6,14 +6,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras_pairs import DIM, LENGTH, VOCABULARY, assert_alike, batches, by_hand, held, losses, model_of, pair
+from tensorflow.python.eager import context
 
-import tfplugin
+import tfplugin.keras
+import tfplugin.tf_keras
 
 DATA = batches()
 IDS = np.concatenate([ids for ids, _ in DATA])
 LABELS = np.concatenate([labels for _, labels in DATA])
 ROWS = len(DATA[0][0])
 UNSEEN = np.arange(1000, 1000 + IDS.size).reshape(IDS.shape)
+
+
+def _embedding(keras, **options):
+    layers = tfplugin.keras if keras is tf.keras else tfplugin.tf_keras
+    return layers.Embedding(DIM, name="embedding", **options)
 
 
 def _adam(keras, **options):
@@ -31,9 +38,10 @@ def _assert_same_fit(models, bound=1e-5, **options):
     assert_alike(models, IDS, bound)
 
 
-def test_fit_and_train_on_batch_are_those_of_a_dense_embedding(both_kerases):
+@pytest.mark.parametrize("layer", [_embedding, by_hand])
+def test_fit_and_train_on_batch_are_those_of_a_dense_embedding(both_kerases, layer):
     keras = both_kerases
-    models = pair(keras, initial=0.5).compile(_adam(keras))
+    models = pair(keras, layer, initial=0.5).compile(_adam(keras))
     assert int(models.table.size()) == 0
     _assert_same_fit(models, validation_data=(IDS, LABELS))
     ours, dense = (list(losses(model, DATA)) for model in models.models)
@@ -59,7 +67,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_what_an_optimizer_does_beside_its_update(both_kerases, option):
-    _assert_same_fit(pair(both_kerases).compile(lambda: OPTIONS[option](both_kerases)))
+    _assert_same_fit(pair(both_kerases, _embedding).compile(lambda: OPTIONS[option](both_kerases)))
 
 
 @pytest.mark.parametrize(
@@ -130,15 +138,34 @@ def policy(both_kerases):
 def test_mixed_precision(both_kerases, policy, name):
     keras = both_kerases
     policy(name)
-    models = pair(keras, lambda keras, **options: by_hand(keras, **options)).compile(_adam(keras))
+    models = pair(keras, _embedding).compile(_adam(keras))
     scaled = type(models.ours.optimizer).__name__.startswith("LossScale")
     assert scaled == (name == "mixed_float16")
     # Sums of 16-bit numbers: those of a batch come in one order for both.
     _assert_same_fit(models, bound=1e-3)
 
 
-def test_jit_compile_compiles_the_dense_part(both_kerases):
-    models = pair(both_kerases).compile(_adam(both_kerases), jit_compile=True)
+def _ops_that_ran(run):
+    """The kinds of ops in the graphs that TensorFlow made of functions."""
+    context.enable_run_metadata()
+    try:
+        run()
+        graphs = context.export_run_metadata().function_graphs
+    finally:
+        context.disable_run_metadata()
+    return {node.op for graph in graphs for part in graph.partition_graphs for node in part.node}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layer", [by_hand, "Embedding"])
+def test_jit_compile_compiles_the_dense_part(both_kerases, layer):
+    if layer == "Embedding":
+        layer = _embedding
+    models = pair(both_kerases, layer).compile(_adam(both_kerases), jit_compile=True)
+    assert models.ours.jit_compile
+    ops = _ops_that_ran(lambda: models.ours.train_on_batch(*DATA[0]))
+    assert {"_XlaRun", "KvTableGather", "KvTableApply"} <= ops
+    models.dense.train_on_batch(*DATA[0])
     _assert_same_fit(models)
     assert models.ours.jit_compile
     models.ours.evaluate(IDS, LABELS, verbose=0)
