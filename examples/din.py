@@ -180,7 +180,7 @@ def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="a file as UserBehavior.csv (default: a generated one)")
-    parser.add_argument("--users", type=int, default=4000, help="how many people to read, or generate (default: 4000)")
+    parser.add_argument("--users", type=int, default=3000, help="how many people to read, or generate (default: 3000)")
     parser.add_argument("--epochs", type=int, default=2, help="passes over the impressions (default: 2)")
     parser.add_argument("--batch", type=int, default=1024, help="impressions of a step (default: 1024)")
     parser.add_argument("--learning-rate", type=float, default=0.003, help="of Adam (default: 0.003)")

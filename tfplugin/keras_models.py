@@ -45,7 +45,8 @@ def is_shard(value: Any) -> bool:
 
 def variables_in(value: Any, is_wanted: Callable[[Any], bool] = is_table) -> Iterator[Any]:
     """The tables, or the variables of another kind: `value` itself, or what lists and dictionaries in it hold, in their
-    order."""
+    order.
+    """
     waiting, seen = [value], set()
     while waiting:
         value = waiting.pop()
@@ -53,7 +54,7 @@ def variables_in(value: Any, is_wanted: Callable[[Any], bool] = is_table) -> Ite
             yield value
         elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
             seen.add(id(value))
-            waiting += reversed([*(value.values() if isinstance(value, dict) else value)])
+            waiting += [*(value.values() if isinstance(value, dict) else value)][::-1]
 
 
 def held_by(layer: Any, is_wanted: Callable[[Any], bool] = is_table) -> list[Any]:
