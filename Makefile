@@ -18,8 +18,13 @@ PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
 # The C++ tests that are about threads.
 CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test expiry_test
 
-.PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
-  bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-export bench-saves bench-sok bench-gpu docs clean
+# For `make wheels` and `make matrix`: interpreters by version or path, and minor versions of TensorFlow; all, if empty.
+PYTHONS ?=
+TENSORFLOWS ?=
+JOBS ?= $(shell nproc)
+
+.PHONY: help setup setup-horovod wheels matrix demo examples test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
+  bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-export bench-saves bench-sok bench-gpu bench-install docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -42,7 +47,7 @@ $(STAMP): $(SOURCES)
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C build-dir=build/setup -C cmake.define.KVTABLE_WERROR=ON \
 	  -C cmake.define.KVTOOLS_CUDA=$(CUDA) -C cmake.define.KVTOOLS_DEVICE_TABLE=ON -C cmake.define.KVTABLE_BUILD_TESTS=ON \
-	  '.[formats,grpc,ray,report,serve,tensorflow,test]'
+	  '.[docs,formats,grpc,ray,report,serve,tensorflow,test]'
 	$(BIN)/python -I -c 'import tfplugin'
 	@touch $@
 
@@ -56,6 +61,9 @@ $(HOROVOD_STAMP): $(STAMP)
 
 demo: setup ## train, inspect, export and serve a small model, end to end
 	$(BIN)/python examples/ctr_demo.py
+
+examples: setup setup-horovod ## run the examples, in ten minutes; EXAMPLE=name runs one
+	$(BIN)/python examples/run.py $(EXAMPLE)
 
 test: setup setup-horovod redis chromium ## what decides, in ten minutes
 	kernels/tests/run.sh plain build/setup $(BIN)/cmake
@@ -150,8 +158,17 @@ bench-sok: setup setup-horovod ## sok.lookup_sparse on two ranks, beside hvd.all
 bench-gpu: ## on a GPU: the tests of its tables, and their speed, in nine minutes
 	@PYTHON=$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) benchmarks/gpu/run.sh
 
-docs: setup ## the documentation as a site in site/
-	$(BIN)/mkdocs build -q --strict --site-dir site
+wheels: ## a source distribution, and wheels for PYTHONS with ready ops for TENSORFLOWS, into dist/
+	$(PYTHON) wheels/build.py --pythons '$(PYTHONS)' --tensorflows '$(TENSORFLOWS)' --jobs $(JOBS)
 
-clean: ## remove builds, the environment and demo output
-	rm -rf build $(VENV) benchmarks/peers/.venv-tfra site demo-output
+matrix: ## tests from the wheels in dist/ for each Python and TensorFlow; the table goes into docs/versions.md
+	$(PYTHON) wheels/matrix.py --pythons '$(PYTHONS)' --tensorflows '$(TENSORFLOWS)'
+
+bench-install: ## from a wheel in dist/ to the first trained step, in environments made for it, without a compiler
+	$(PYTHON) benchmarks/fresh_install.py
+
+docs: setup ## the documentation as a site in site/
+	NO_MKDOCS_2_WARNING=1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/mkdocs build -q --strict --site-dir site
+
+clean: ## remove builds, wheels, the environment and demo output
+	rm -rf build dist $(VENV) benchmarks/peers/.venv-tfra site demo-output

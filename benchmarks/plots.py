@@ -38,6 +38,10 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
         print("no plots: Matplotlib is not installed (pip install '.[test]')", file=sys.stderr)
         return []
     matplotlib.use("Agg")
+    if "sides" in result:
+        return [_tools(result, folder / "tools.png")]
+    if "models" in result:
+        return [_exports(result["models"], folder / "exports.png")]
     groups: dict[str, list[dict[str, Any]]] = {}
     for case in result["cases"]:
         groups.setdefault(case["group"], []).append(case)
@@ -168,6 +172,42 @@ def _ctr(case: dict[str, Any], path: Path) -> Path:
     axis.margins(x=0.35)
     axis.set_title(f"DeepFM, batches of {case['parameters']['batch']:,}")
     axis.set_xlabel("training steps a second")
+    return _save(figure, path)
+
+
+def _tools(result: dict[str, Any], path: Path) -> Path:
+    """Seconds of each offline tool, beside a copy of the bytes and a script that does the same."""
+    figure, (axis,) = _axes(width=8.0)
+    sides = result["sides"]
+    bars = axis.barh(list(sides), [side["median"] for side in sides.values()], color=COLORS["kv"], height=0.6)
+    for bar, name in zip(bars, sides, strict=True):
+        bar.set_color(
+            COLORS["dense"] if name.startswith("cat") else COLORS["TFRA"] if "script" in name else COLORS["kv"]
+        )
+    told = [f"{side['median']:.1f} s, {side['peak_mebibytes']:,.0f} MiB" for side in sides.values()]
+    axis.bar_label(bars, told, fontsize=8, padding=3)
+    axis.invert_yaxis()
+    axis.margins(x=0.2)
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel(f"seconds for {result['rows'] / 1e6:.1f} million rows, {result['bytes'] / 1e9:.0f} GB; peak memory")
+    return _save(figure, path)
+
+
+def _exports(models: list[dict[str, Any]], path: Path) -> Path:
+    """Size of each kind of export, with its AUC."""
+    figure, axes = _axes(len(models), width=6.5)
+    for axis, model in zip(axes, models, strict=True):
+        exports = model["exports"]
+        bars = axis.barh(list(exports), [export["bytes"] / 1e6 for export in exports.values()], height=0.6)
+        for bar, name in zip(bars, exports, strict=True):
+            bar.set_color(COLORS["dense"] if name.startswith("trained") else COLORS["kv"])
+        told = [f"{export['bytes'] / 1e6:,.1f} MB, AUC {export['auc']:.4f}" for export in exports.values()]
+        axis.bar_label(bars, told, fontsize=8, padding=3)
+        axis.invert_yaxis()
+        axis.margins(x=0.45)
+        axis.grid(axis="y", visible=False)
+        axis.set_title(model["title"], fontsize=10)
+        axis.set_xlabel("MB on disk; AUC of held-out examples")
     return _save(figure, path)
 
 

@@ -41,6 +41,14 @@ GROUPS = {
         "held-out quality after the same steps on the same batches.",
         "steps",
     ),
+    "keras": (
+        "Keras: `fit` of a DeepFM",
+        "`tfplugin.keras.Embedding` under plain `compile(Adam)` and `fit`; milliseconds of an epoch of `steps` steps. "
+        "`loop`: the same model in a loop by hand, whose lookups update their rows in the backward pass "
+        "(`apply_in_backward`). `hashed Embedding`: Keras's own layer, ids by remainder. `TFRA`: its Keras layer and "
+        "optimizer under `fit`.",
+        "milliseconds",
+    ),
     "exchange": (
         "`sok.lookup_sparse` over Horovod ranks",
         "In a `tf.function`, combiner mean, Zipf ids; milliseconds of a step, the same threads for each rank. "

@@ -6,7 +6,9 @@ its own:
     save      fills the table; saves it, and once more with a sync of the files; then trains alone, and trains while an
               asynchronous save goes on, in turns
     restore   with the files in the page cache, and without
-    dd        writes as many zeros with ``oflag=direct``, with ``conv=fsync``, and into the page cache; reads the files
+    memory    takes as much memory as the table has, on huge pages, on all processors, and only clears it
+    dd        writes as many zeros with ``oflag=direct``, with ``conv=fsync``, and into the page cache; reads the files,
+              and once more with ``iflag=direct``
 
 Peak memory is what a process has at most while it saves or restores, less what it has before (save) or after (restore):
 what is taken beside the table. A step looks up ids drawn evenly, which is the hardest for a save that must keep rows as
@@ -16,8 +18,10 @@ they were: nearly each one that changes has not been written yet.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
 import json
+import mmap
 import os
 import statistics
 import subprocess
@@ -25,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DIM = 32
 BATCH = 8192
 FILL = 1 << 18
+HUGE_PAGE = 2 << 20
 MOST_MEBIBYTES = 256
 LEAST_STEPS = 0.8
 
@@ -169,6 +175,21 @@ def restore(prefix: str, in_cache: bool) -> dict[str, Any]:
     return {"rows": int(table.size()), **read.figures()}
 
 
+def touch(size: int) -> dict[str, Any]:
+    """The process that takes memory: what the system wants for it, a restore has to pay as well."""
+    threads = os.cpu_count() or 1
+    each = size // threads // HUGE_PAGE * HUGE_PAGE
+    clear = ctypes.CDLL(None).memset  # without the GIL
+    clear.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    with Beside() as taken:
+        kept = [mmap.mmap(-1, each, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(threads)]
+        for memory in kept:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda memory: clear(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 0, each), kept))
+    return taken.figures()
+
+
 def dd(folder: Path, size: int, *flags: str, source: list[Path] | None = None) -> float:
     """Seconds that `dd` takes for as many bytes, or to read files."""
     commands = [["dd", f"if={path}", "of=/dev/null", "bs=16M", *flags] for path in source or []]
@@ -201,9 +222,12 @@ def measure(rows: int, seconds: float, rounds: int, folder: Path, say: Callable[
     say(f"  saved: {found['save']}")
     found["restore from the disk"] = _child("--part", "restore-disk", "--prefix", prefix)
     found["restore from the cache"] = _child("--part", "restore-cache", "--prefix", prefix)
+    found["memory alone"] = _child("--part", "memory", "--bytes", str(found["table_bytes"]))
     say(f"  restored: {found['restore from the disk']}")
     _forget(prefix)
     found["dd"] = {"read from the disk": dd(folder, found["bytes"], source=_files(prefix))}
+    _forget(prefix)
+    found["dd"]["read past the cache"] = dd(folder, found["bytes"], "iflag=direct", source=_files(prefix))
     for path in _files(prefix):
         path.unlink()
     os.sync()
@@ -236,16 +260,21 @@ def markdown(result: dict[str, Any]) -> str:
     beside = {
         "save": ("into the page cache", dds["cache"]),
         "save and sync": ("`conv=fsync`; `oflag=direct`", dds["fsync"]),
-        "restore from the disk": ("read", dds["read from the disk"]),
+        "restore from the disk": ("read; `iflag=direct`", dds["read from the disk"]),
         "restore from the cache": ("", None),
     }
     for part, (name, seconds) in beside.items():
         one = result[part]
-        also = f"; {dds['direct']:.1f}" if part == "save and sync" else ""
+        more = {"save and sync": "direct", "restore from the disk": "read past the cache"}.get(part)
+        also = f"; {dds[more]:.1f}" if more else ""
         lines.append(
             f"| {part} | {one['seconds']:.1f} | {size / 1e9 / one['seconds']:.2f} | {one['cpu_seconds']:.1f} |"
             f" {one['mebibytes']:.0f} | {name} | {'' if seconds is None else f'{seconds:.1f}'}{also} |"
         )
+    one = result["memory alone"]
+    lines.append(
+        f"| as much memory as the table, and nothing else | {one['seconds']:.1f} | | {one['cpu_seconds']:.1f} | | | |"
+    )
     for one in result["asynchronous saves"]:
         lines.append(
             f"| asynchronous save, beside training | {one['seconds']:.1f} | {size / 1e9 / one['seconds']:.2f} | |"
@@ -279,9 +308,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="folder for the .md and .json (default: benchmarks/results)")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--prefix", help=argparse.SUPPRESS)
+    parser.add_argument("--bytes", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part == "save":
         print(json.dumps(save(args.prefix, args.rows, args.seconds, args.rounds)))
+        return
+    if args.part == "memory":
+        print(json.dumps(touch(args.bytes)))
         return
     if args.part:
         print(json.dumps(restore(args.prefix, args.part == "restore-cache")))

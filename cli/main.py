@@ -40,6 +40,7 @@ COMMANDS = {
     "export": "Write tables as a SavedModel that any TensorFlow server loads.",
     "serve": "Answer embedding lookups over HTTP.",
     "follow": "Keep tables in Redis as new as a chain of checkpoints.",
+    "doctor": "Look at this environment, and say what to do about what is missing.",
     "setup-horovod": "Build and install Horovod, for training on several ranks.",
 }
 

@@ -1,5 +1,9 @@
 """A click log in the shape of Criteo's, with a planted signal: 26 sparse and 13 dense features. NumPy only, seeded.
 
+`criteo_log` gives arrays; `write_tsv` a file as Criteo gives it away (train.txt of the Display Advertising Challenge):
+a line for each impression, of 40 fields with tabs between them: 0 or 1, 13 integers, 26 values in eight hexadecimal
+digits. A field may be empty.
+
 Ids of a feature follow a Zipf law over its own number of values, from tens to a million, and are 64-bit hashes that no
 two features share. Clicks depend on weights of the ids, on pairs of features that like each other, and on the dense
 features; so a model with a row per id can learn what a model without cannot.
@@ -8,6 +12,7 @@ features; so a model with a row per id can learn what a model without cannot.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import numpy as np
 from click_log import Examples, mix, planted
@@ -53,3 +58,21 @@ def _ids(feature: int, n: int, rng: np.random.Generator) -> np.ndarray:
     cumulative = _cumulative(CARDINALITIES[feature])
     rank = np.searchsorted(cumulative, rng.random(n) * cumulative[-1]).astype(np.uint64)
     return mix(rank + (np.uint64(feature + 1) << np.uint64(48))).view(np.int64)
+
+
+_EMPTY = 0.02  # of the fields of a file
+
+
+def write_tsv(path: Path, seed: int, examples: int) -> Examples:
+    """Writes `examples` lines to `path`, and returns what they were made of."""
+    log, rng = criteo_log(seed, examples), np.random.default_rng(seed)
+    counts = np.round(10 * np.expm1(log.dense)).astype(np.int64)
+    columns = [log.clicks.astype(np.int64).astype(str), *(column.astype(str) for column in counts.T)]
+    for column in log.ids["all"].T:
+        values, where = np.unique(column, return_inverse=True)
+        columns.append(np.array([f"{value >> 32 & 0xFFFFFFFF:08x}" for value in values.tolist()])[where])
+    for column in columns[1:]:
+        column[rng.random(examples) < _EMPTY] = ""
+    with path.open("w") as file:
+        file.writelines("\t".join(line) + "\n" for line in zip(*(column.tolist() for column in columns), strict=True))
+    return log

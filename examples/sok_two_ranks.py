@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import quiet_tensorflow  # noqa: F401  (before TensorFlow)
 import tensorflow as tf
-from click_log import DENSE_FEATURES, Examples, auc, click_log
+from click_log import DENSE_FEATURES, Examples, auc, auc_of_dense, click_log
 
 import tfplugin.sok as sok
 
@@ -115,24 +115,31 @@ def main() -> None:
             if sok.rank() == 0:
                 print(f"step {number:,}  loss {loss.numpy():.4f}", flush=True)
 
-    score(model, next(click_log(options.seed, 10 * options.batch)))
     rows = {table.name.split(":")[0]: int(table.size[0]) for table in model.tables}
     print(f"rank {sok.rank()} of {sok.size()}: {rows}, category {model.category.shape[0]}", flush=True)
     if options.save:
         path = checkpoint.write(str(options.save / "model"))  # the rows of all ranks, and the dense part of rank 0
         if sok.rank() == 0:
             print(f"saved {path}", flush=True)
+    score(model, options, last)
 
 
-def score(model: Model, examples: Examples) -> None:
-    """Prints how well the model tells clicks from others."""
+def score(model: Model, options: argparse.Namespace, steps: int) -> None:
+    """Prints how well the model tells clicks from others, on another day than it was trained on."""
+    examples = next(click_log(options.seed, 10 * options.batch))
     ids, dense, _ = share(examples)
     scores = model.logits(ids, dense, training=False)
     scores = scores if hvd is None else hvd.allgather(scores, name="scores")
     if sok.rank() == 0:
         clicks = np.concatenate([examples.clicks[rank :: sok.size()] for rank in range(sok.size())])
-        best = auc(examples.clicks, examples.probability)
-        print(f"held-out AUC {auc(clicks, scores.numpy()):.4f}, best possible {best:.4f}", flush=True)
+        learned, best = auc(clicks, scores.numpy()), auc(examples.clicks, examples.probability)
+        baseline = auc_of_dense(next(click_log(options.seed + 1, 10 * options.batch)), examples)
+        print(
+            f"held-out AUC {learned:.4f} on {sok.size()} ranks, {baseline:.4f} without ids, best possible {best:.4f}",
+            flush=True,
+        )
+        if steps * options.batch >= 400_000:
+            assert learned > baseline + 0.02, "the embeddings learned nothing that the dense features do not say"
 
 
 def parse_options() -> argparse.Namespace:

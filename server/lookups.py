@@ -36,6 +36,7 @@ from kvtools.server.prepared import MOST_NUMBERS, Holes, Inference, What, prepar
 from kvtools.server.request import RequestError, decode_body, tables_asked
 from kvtools.server.request_ids import MADE
 from kvtools.server.settings import Settings
+from kvtools.server.spinning import make_spin
 from kvtools.split_manifest import EXPORT_HEADER
 
 # A lookup that makes more numbers than this goes to a thread: about a third of a millisecond of work.
@@ -90,7 +91,7 @@ class Lookups:
         self.observer = observer or Observer()
         self.body_limit = self.settings.body_limit
         self.running = 0
-        self._spin: tuple[asyncio.AbstractEventLoop, Spin] | None = None
+        self._spin: tuple[asyncio.AbstractEventLoop, Spin | None] | None = None
         workers = min(self.settings.max_concurrent, 2 * (os.cpu_count() or 1) + 2)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="lookup")
 
@@ -180,9 +181,9 @@ class Lookups:
 
     def spin(self, loop: asyncio.AbstractEventLoop) -> Spin | None:
         """Return what keeps `loop` from sleeping for a while after a lookup, or None: nothing does."""
-        if self.settings.spin and (self._spin is None or self._spin[0] is not loop):
-            self._spin = loop, Spin(self.settings.spin, loop.call_soon)
-        return None if self._spin is None else self._spin[1]
+        if self._spin is None or self._spin[0] is not loop:
+            self._spin = loop, make_spin(self.settings, self.observer, loop)
+        return self._spin[1]
 
     async def answer_in_thread(self, ask: Ask, body: bytes) -> Answer:
         """Answer on a thread of the pool, or that there are too many lookups just now; never raises."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from kvtools import __version__
-from kvtools._snapshot import Tally
+from kvtools._snapshot import Spin, Tally
 from kvtools.chain import Reason
 from kvtools.server.catalog import Catalog, FollowStatus, UnknownModelError
 from kvtools.server.observer import SEVERAL, Answered, Inferences, Tallied
@@ -59,6 +59,7 @@ class Counts:
         self.inferences: dict[tuple[str, int, str], list[int]] = {}
         self.last_inferences: dict[tuple[str, int, str], int] = {}  # in ms since 1970
         self.serving_seconds: dict[tuple[str, str], list[float]] = {}  # model, entry: buckets, then the sum in us
+        self.spun: dict[str, float] = {}  # found or vain: seconds
 
     def count(self, answered: Answered) -> None:
         """Count an answer; about a microsecond."""
@@ -161,6 +162,7 @@ class Metrics:
     def __init__(self, catalog: Catalog, shared: Path | None = None) -> None:
         self.counts = Counts()
         self._tallies: dict[Tallied, Tally] = {}
+        self._spins: list[Spin] = []
         self._catalog = catalog
         self._shared = shared
         self._written: dict[str, Any] | None = None
@@ -177,6 +179,10 @@ class Metrics:
             others = [bound / 1e6 for bound in SERVING_BOUNDS] if of.kind in _INFERENCES else []
             found = self._tallies[of] = Tally(BOUNDS, others)
         return found
+
+    def add_spin(self, spin: Spin) -> None:
+        """Count the time for which `spin` looks for requests."""
+        self._spins.append(spin)
 
     def publish(self) -> None:
         """Let the other workers know what was counted; for every second or so."""
@@ -243,6 +249,13 @@ class Metrics:
         own.add(self.counts)
         for of, tally in list(self._tallies.items()):
             own.add_tally(tally, of)
+        if self._spins:
+            spun = Counts()
+            spun.spun = {
+                "found": sum(spin.found for spin in self._spins),
+                "vain": sum(spin.vain for spin in self._spins),
+            }
+            own.add(spun)
         return own
 
     def _files(self) -> Iterable[Path]:
@@ -320,6 +333,12 @@ def _lines(counts: Counts, catalog: Catalog, workers: int) -> Iterator[str]:
         "counter",
         "Keys that had none.",
         [(of, keys[1]) for of, keys in tables],
+    )
+    yield from _family(
+        "kvtools_spin_seconds_total",
+        "counter",
+        "How long workers looked for the next lookup instead of sleeping: for some that came, and in vain.",
+        [({"result": result}, seconds) for result, seconds in sorted(counts.spun.items())],
     )
     yield from _of_models(catalog, counts)
     yield from _of_chains(catalog)

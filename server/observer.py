@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from kvtools._snapshot import Tally
+from kvtools._snapshot import Spin, Tally
 from kvtools.server.answer import TableCount
 
 SEVERAL = "*"
@@ -117,6 +117,9 @@ class Observer:
         where this is no None, until `Catalog.renew`.
         """
         return None
+
+    def on_spin(self, spin: Spin) -> None:
+        """Have the time counted for which `spin` looks for requests."""
 
     def on_answer(self, answered: Answered) -> None:
         """Count one answer."""

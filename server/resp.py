@@ -28,6 +28,7 @@ from kvtools.server.request import RequestError
 from kvtools.server.resp_commands import RespCommands, error, refusal
 from kvtools.server.resp_tables import RespTable, Tables, answer_command
 from kvtools.server.settings import Settings
+from kvtools.server.spinning import make_spin
 from kvtools.server.store import lookup_errors
 
 _log = logging.getLogger("kvtools.server")
@@ -354,8 +355,7 @@ class RespServer:
                 f"listening on {host}:{port}: {problem.strerror or problem}; name another --resp-port"
             ) from problem
         self._sweeper = loop.call_later(_SWEEP, self._sweep)
-        if self.settings.spin:
-            self.spin = Spin(self.settings.spin, loop.call_soon)
+        self.spin = make_spin(self.settings, self.observer, loop)
 
     async def close(self) -> None:
         """Take no more connections, and close those there are when what is under way on them is answered."""

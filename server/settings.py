@@ -32,7 +32,9 @@ class Settings:
     header_timeout: float = 10
     body_timeout: float = 30
     keep_alive: float = 75
-    spin: float = 0  # how long the event loop looks for the next lookup before it sleeps; takes a CPU meanwhile
+    # How long the event loop looks for the next lookup before it sleeps, whatever comes of it; None: a while, as long
+    # as lookups do come so soon and nobody else wants the CPU.
+    spin: float | None = None
     grace: float = 30  # what requests in hand get to end when the server is told to
 
     missing: Literal["zeros", "default", "error"] = "zeros"

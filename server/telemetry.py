@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from kvtools._snapshot import Tally
+from kvtools._snapshot import Spin, Tally
 from kvtools.errors import KvtoolsError
 from kvtools.server.access_keys import AccessKeys, read_access_keys
 from kvtools.server.access_log import AccessLog
@@ -58,6 +58,10 @@ class Telemetry(Observer):
     def tally(self, counted: Tallied) -> Tally | None:
         """Return what counts lookups of a table; None where each has a line in the log."""
         return None if self._log is not None else self._counted.tally(counted)
+
+    def on_spin(self, spin: Spin) -> None:
+        """Have the time counted for which `spin` looks for requests."""
+        self._counted.add_spin(spin)
 
     def on_answer(self, answered: Answered) -> None:
         """Count an answer, and have it logged."""

@@ -1,7 +1,10 @@
 """Key-value embedding variables for TensorFlow.
 
-``import tfplugin`` makes ``tf.get_kv_variable`` available; see `get_kv_variable`.
+``import tfplugin`` makes ``tf.get_kv_variable`` available; see `get_kv_variable`. `tfplugin.keras` and
+`tfplugin.tf_keras` have layers; each imports its Keras when it is first used.
 """
+
+import importlib as _importlib
 
 from tfplugin import checkpoint as _checkpoint
 from tfplugin import optimizers, policies
@@ -47,3 +50,9 @@ __all__ = [
 
 _checkpoint.register()
 install()
+
+
+def __getattr__(name: str) -> object:
+    if name in ("keras", "tf_keras"):
+        return _importlib.import_module(f"tfplugin.{name}")
+    raise AttributeError(f"module 'tfplugin' has no attribute '{name}'")

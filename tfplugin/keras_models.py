@@ -1,42 +1,33 @@
-"""Models of Keras 3 and tf_keras in which layers look up tables.
+"""Models of Keras 3 and tf_keras in which layers look up tables: what they hold, predict and export.
 
-Keras knows variables of its own kind only: an optimizer of ``compile`` never sees a table, and a file of Keras has none
-of its rows. Where that would go unnoticed it is an error, and what Keras calls inference is inference for tables, too:
+Keras knows variables of its own kind only; what it calls inference is inference for tables, too: ``evaluate`` and
+``predict`` insert no keys.
 
-- a step of ``fit`` or ``train_on_batch`` that looks a table up to train it, and updates it in no way;
-- such a step that updates a table in its backward pass, while its optimizer scales the loss;
-- a file, or the best weights of ``EarlyStopping``, that would lack the rows of a table that the model has;
-- ``evaluate`` and ``predict`` insert no keys.
+How tables are trained is in `keras_training`, and what Keras writes, reads and shows of them in `keras_files` and
+`keras_weights`.
 
 What ``export`` of a model writes has the tables of its layers, in however many parts they are.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
+import collections.abc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tfplugin import scaled_loss, step_record
+from tfplugin import step_record
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.partitioned_kv_variable import put_together
 from tfplugin.training_mode import inference_mode
 from tfplugin.wrapped_method import defining_class, wrap_method
 
-#: What trains: in these, and in what they call, ``train_step`` is looked at.
-_TRAINING = ("fit", "train_on_batch")
 _INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
 
 #: The parts of tables that the steps of a model have looked up, by their ids, each with the name of the table.
 _looked_up: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any], str]]] = weakref.WeakKeyDictionary()
-
-#: What is wrong with the latest training step of a model.
-_failed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 # ---- The tables of a model -------------------------------------------------------------------------------------------
@@ -53,7 +44,8 @@ def is_shard(value: Any) -> bool:
 
 
 def variables_in(value: Any, is_wanted: Callable[[Any], bool] = is_table) -> Iterator[Any]:
-    """The tables, or the variables of another kind: `value` itself, or what lists and dictionaries in it hold."""
+    """The tables, or the variables of another kind: `value` itself, or what lists and dictionaries in it hold, in their
+    order."""
     waiting, seen = [value], set()
     while waiting:
         value = waiting.pop()
@@ -61,7 +53,7 @@ def variables_in(value: Any, is_wanted: Callable[[Any], bool] = is_table) -> Ite
             yield value
         elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
             seen.add(id(value))
-            waiting += value.values() if isinstance(value, dict) else value
+            waiting += reversed([*(value.values() if isinstance(value, dict) else value)])
 
 
 def held_by(layer: Any, is_wanted: Callable[[Any], bool] = is_table) -> list[Any]:
@@ -99,108 +91,6 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in sorted(set(names)))
 
 
-# ---- Training --------------------------------------------------------------------------------------------------------
-
-
-def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs a method of a model that may run or trace ``train_step``, which is looked at meanwhile."""
-    step, own = model.train_step, vars(model).get("train_step")
-    if hasattr(own, "_is_recorded"):  # within another of these methods
-        return original(model, *args, **kwargs)
-
-    @functools.wraps(step)
-    def train_step(*step_args: Any, **step_kwargs: Any) -> Any:
-        with step_record.recording() as found:
-            outputs = step(*step_args, **step_kwargs)
-        _note_looked_up(model, found)
-        wrong = _not_updated(model, found) or _updated_by_scaled_gradients(model, found)
-        if wrong is not None:
-            _failed[model] = wrong
-        return outputs
-
-    train_step._is_recorded = True  # type: ignore[attr-defined]
-    # Past what Keras makes of attributes: it is no part of the model.
-    object.__setattr__(model, "train_step", train_step)
-    try:
-        return original(model, *args, **kwargs)
-    finally:
-        if own is None:
-            object.__delattr__(model, "train_step")
-        else:
-            object.__setattr__(model, "train_step", own)
-
-
-def _make_train_function(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Has the function that a model trains by raise ValueError for a table that it does not update.
-
-    It does so after its first step: variables that Keras makes in a trace are not there after one that failed.
-    """
-    returned = _train(original, model, *args, **kwargs)
-    function = model.train_function
-    if not hasattr(function, "_is_checked"):
-
-        def train_function(*batch: Any) -> Any:
-            _failed.pop(model, None)
-            outputs = function(*batch)
-            wrong = _failed.pop(model, None)
-            if wrong is not None:
-                model.train_function = None  # to be traced again, and looked at
-                raise ValueError(wrong)
-            return outputs
-
-        train_function._is_checked = True  # type: ignore[attr-defined]
-        model.train_function = train_function
-    return None if returned is None else model.train_function
-
-
-def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
-    """What is wrong with a step that has looked a table up to train it and does not update it; None if all is well."""
-    left_out = [
-        (part, table)
-        for part, table in step.left_out()
-        # A gradient may have been traced before, in a function that the model calls. Keras takes none without weights.
-        if getattr(part, "_in_backward", None) is None or not model.trainable_weights
-    ]
-    if not left_out:
-        return None
-    trained = {id(part) for part, _, layer in _holders(model) if layer.trainable}
-    frozen = {id(part) for part, _, layer in _holders(model) if not layer.trainable} - trained
-    left_out = [(part, table) for part, table in left_out if id(part) not in frozen]
-    if not left_out:
-        return None
-    optimizer = type(getattr(model, "optimizer", None)).__name__
-    return (
-        f"The training step of model '{model.name}' looks up key-value variable "
-        f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: Keras gives "
-        f"{optimizer} weights of its own kind only, so its rows would stay as they are. "
-        f"{left_out[0][1]._how_to_train}"
-    )
-
-
-def _updated_by_scaled_gradients(model: Any, step: step_record.StepRecord) -> str | None:
-    """What is wrong with a step that scales its loss and has gradients update tables at once; None if all is well."""
-    scaled = step.scaled()
-    if not scaled:
-        return None
-    return (
-        f"The training step of model '{model.name}' scales its loss, by {type(step.loss_scaler).__name__}, and "
-        f"key-value variable {_listed(_name(part, table) for part, table in scaled)} is updated in the backward pass, "
-        "by gradients that nothing has scaled back. Take the policy mixed_bfloat16, which scales no loss; or, after "
-        "undo() of what tfplugin.apply_in_backward returned, give the model a train_step that hands the gradients of "
-        "model.trainable_weights and of the table to "
-        "tfplugin.OptimizerWrapper(LossScaleOptimizer(optimizer)).apply_gradients."
-    )
-
-
-def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
-    """``scale_loss`` of an optimizer of Keras 3, ``get_scaled_loss`` of one of tf_keras."""
-    scaled = original(optimizer, loss)
-    if scaled is loss:  # as those give it back that do not scale
-        return loss
-    step_record.note_scaled_loss(optimizer)
-    return scaled_loss.mark(scaled, optimizer)
-
-
 # ---- Inference -------------------------------------------------------------------------------------------------------
 
 
@@ -220,124 +110,12 @@ def _elsewhere(table: Any) -> bool:
     return bool(getattr(getattr(table, "params", table), "rows_elsewhere", False))
 
 
-def _parts_of(model: Any) -> dict[int, tuple[Any, str]]:
-    """The parts of the tables that a model holds or has looked up, by their ids, each with the name of its table."""
-    parts = {}
-    for key, (reference, name) in _looked_up.get(model, {}).items():
-        part = reference()
-        if part is not None:
-            parts[key] = (part, name)
-    elsewhere = set()
-    for part, table, _ in _holders(model):
-        parts[id(part)] = (part, _name(part, table))
-        if _elsewhere(table):
-            elsewhere.add(id(part))
-    return {key: part for key, part in parts.items() if key not in elsewhere}
-
-
-def _saves_its_own(layer: Any) -> bool:
-    """Whether the layer says by itself what it saves: a class that is not Keras's has the method."""
-    owner = defining_class(type(layer), "save_own_variables")
-    return owner is not None and owner.__module__.partition(".")[0] not in ("keras", "tf_keras")
-
-
-def _refuse(model: Any, parts: Iterable[tuple[Any, str]], what: str) -> None:
-    parts = list(parts)
-    if parts:
-        raise ValueError(
-            f"{what} of model '{model.name}' would lack the rows of key-value variable "
-            f"{_listed(name for _, name in parts)}. Save them in a checkpoint, {_checkpoint(parts)}, from which "
-            "training goes on; or, to serve the model, by tf.saved_model.save(model, path) with the table an attribute "
-            "of a layer."
-        )
-
-
-def _name_of_shard(shard: Any) -> str:
-    return str(shard.name).partition(":")[0]
-
-
-def _shards_left_out(model: Any) -> set[str]:
-    """The names of the `sok.Variable` s of which a file of Keras would lack rows.
-
-    Those are all in layers of Keras 3, which has variables of its own kind only. tf_keras has what this rank holds.
-    """
-    return {
-        _name_of_shard(shard)
-        for layer in model._flatten_layers()
-        if not _saves_its_own(layer)
-        for shard in held_by(layer, is_shard)
-        if shard.num_gpus > 1 or not any(weight is shard for weight in layer.weights)
-    }
-
-
-def _refuse_shards(model: Any, what: str) -> None:
-    names = _shards_left_out(model)
-    if names:
-        raise ValueError(
-            f"{what} of model '{model.name}' would lack rows of sok.Variable {_listed(names)}. Save them in a "
-            "checkpoint: sok.Checkpoint(model=model), which any number of ranks restores, or on one rank "
-            "tf.train.Checkpoint(model=model)."
-        )
-
-
-def _checkpoint(parts: Iterable[tuple[Any, str]]) -> str:
-    """What to save for training to go on as if it had not stopped."""
-    if all(getattr(part, "_in_backward", None) is None for part, _ in parts):
-        return "tf.train.Checkpoint(model=model, table=table)"
-    return (
-        "tf.train.Checkpoint(model=model, table=table, updates=updates) with what tfplugin.apply_in_backward(table, "
-        "...) returned as updates, which counts the steps"
-    )
-
-
-def _save_keras_file(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """A ``.keras`` or ``.weights.h5`` file: each layer puts into it what its ``save_own_variables`` does."""
-    if hasattr(model, "_flatten_layers"):
-        _refuse_shards(model, "A file of Keras's format")
-        saved = {id(part) for part, _, layer in _holders(model) if _saves_its_own(layer)}
-        _refuse(model, (part for key, part in _parts_of(model).items() if key not in saved), "A file of Keras's format")
-    return original(model, *args, **kwargs)
-
-
-def _save_hdf5_file(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """An ``.h5`` file, which has variables of Keras's kind and nothing else."""
-    for model in (*args, *kwargs.values()):
-        if hasattr(model, "_flatten_layers"):
-            _refuse_shards(model, "An HDF5 file")
-            _refuse(model, _parts_of(model).values(), "An HDF5 file")
-    return original(*args, **kwargs)
-
-
-def _save_weights(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """``save_weights`` of tf_keras, which may write a checkpoint of what is tracked from the model."""
-    tracked = {
-        id(part) for table in tf.train.TrackableView(model).descendants() if is_table(table) for part in table._kv_parts
-    }
-    _refuse(model, (part for key, part in _parts_of(model).items() if key not in tracked), "The weights file")
-    return original(model, *args, **kwargs)
-
-
-def _stop_early(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> Any:
-    """``on_epoch_end`` of ``EarlyStopping``, which keeps the weights of the best epoch to put them back."""
-    model = callback.model
-    if callback.restore_best_weights and hasattr(model, "_flatten_layers"):
-        kept = {id(part) for weight in model.weights for part in getattr(weight, "_kv_parts", ())}
-        parts = [part for key, part in _parts_of(model).items() if key not in kept]
-        _refuse_best(model, "key-value variable", [name for _, name in parts], _checkpoint(parts))
-        listed = {id(weight) for weight in model.weights}
-        shards = (v for layer in model._flatten_layers() for v in held_by(layer, is_shard))
-        names = [_name_of_shard(v) for v in shards if v.trainable and id(v) not in listed]
-        _refuse_best(model, "sok.Variable", names, "sok.Checkpoint(model=model)")
-    return original(callback, *args, **kwargs)
-
-
-def _refuse_best(model: Any, kind: str, names: list[str], checkpoint: str) -> None:
-    if names:
-        raise ValueError(
-            f"EarlyStopping(restore_best_weights=True) would put the weights of model '{model.name}' back, and "
-            f"leave the rows of {kind} {_listed(names)} as the last epoch made them. Save a checkpoint after each "
-            f"epoch instead, {checkpoint}, and restore that of the best one."
-        )
+def _looked_up_elsewhere(model: Any) -> dict[str, Any]:
+    """The parts of tables that a model has looked up and no layer of it holds, by the names of the tables."""
+    held = {id(part) for part, _, _ in _holders(model)}
+    noted = _looked_up.get(model, {}) if isinstance(model, collections.abc.Hashable) else {}
+    found = {name: reference() for key, (reference, name) in noted.items() if key not in held}
+    return {name: part for name, part in found.items() if part is not None}
 
 
 # ---- Checkpoints of Keras 3 ------------------------------------------------------------------------------------------
@@ -387,38 +165,13 @@ def _track_wholes(original: Callable[..., Any], archive: Any, *args: Any, **kwar
 
 # ---- Installing ------------------------------------------------------------------------------------------------------
 
-#: By the name of a Keras: its functions that write files, each with what looks at the model first.
-_WRITERS: dict[str, list[tuple[str, str, Callable[..., Any]]]] = {
-    "keras": [
-        ("keras.src.saving.saving_lib", "save_model", _save_keras_file),
-        ("keras.src.saving.saving_lib", "save_weights_only", _save_keras_file),
-        ("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", _save_hdf5_file),
-        ("keras.src.legacy.saving.legacy_h5_format", "save_weights_to_hdf5_group", _save_hdf5_file),
-    ],
-    "tf_keras": [
-        ("tf_keras.src.saving.saving_lib", "save_model", _save_keras_file),
-        ("tf_keras.src.saving.saving_lib", "save_weights_only", _save_keras_file),
-        ("tf_keras.src.saving.legacy.hdf5_format", "save_model_to_hdf5", _save_hdf5_file),
-        ("tf_keras.src.saving.legacy.hdf5_format", "save_weights_to_hdf5_group", _save_hdf5_file),
-        ("tf_keras.src.saving.legacy.save", "save_weights", _save_weights),
-    ],
-}
-
 
 def _changes(keras: Any) -> Iterator[Callable[[], None]]:
     """Wraps what a Keras has."""
-    methods = [*((m, _train) for m in _TRAINING), *((m, _infer) for m in _INFERENCE)]
-    methods.append(("make_train_function", _make_train_function))
-    for method, replacement in methods:
+    for method in _INFERENCE:
         owner = defining_class(keras.Model, method)
         if owner is not None:
-            yield wrap_method(owner, method, replacement)
-    scaler = keras.mixed_precision.LossScaleOptimizer
-    for optimizer in (*keras.optimizers.Optimizer.__mro__, scaler, *scaler.__subclasses__()):
-        for method in ("scale_loss", "get_scaled_loss"):
-            if method in vars(optimizer):
-                yield wrap_method(optimizer, method, _scale_loss)
-    yield wrap_method(keras.callbacks.EarlyStopping, "on_epoch_end", _stop_early)
+            yield wrap_method(owner, method, _infer)
     if keras.__name__ == "keras":
         owner = defining_class(keras.layers.Layer, "_trackable_children")
         if owner is not None and owner.__module__.startswith("keras."):
@@ -429,9 +182,6 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
         owner = defining_class(type(archive()), "_filter_and_track_resources")
         if owner is not None:
             yield wrap_method(owner, "_filter_and_track_resources", _track_wholes)
-    for module, function, replacement in _WRITERS[keras.__name__]:
-        with contextlib.suppress(ImportError, KeyError):
-            yield wrap_method(importlib.import_module(module), function, replacement)
 
 
 _hooks = KerasHooks(_changes)

@@ -71,11 +71,14 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
     owner: int | None = None
     #: False in a process whose part is empty because another one has all keys.
     holds_rows = True
+    #: Whether the optimizer of a model of Keras trains it where a layer holds it; see `keras_training`.
+    _trained_by_keras = True
     #: For who looks it up where no optimizer updates it.
     _how_to_train = (
-        "Have its lookups update it in the backward pass, by tfplugin.apply_in_backward(table, optimizer) before the "
-        "first step; or give the model a train_step that hands the gradients of model.trainable_weights and of the "
-        "table to tfplugin.OptimizerWrapper(optimizer).apply_gradients. If it is not to be trained: trainable=False."
+        "Make it an attribute of a layer of the model, and it is; or have its lookups update it in the backward pass, "
+        "by tfplugin.apply_in_backward(table, optimizer) before the first step; or give the model a train_step that "
+        "hands the gradients of model.trainable_weights and of the table to "
+        "tfplugin.OptimizerWrapper(optimizer).apply_gradients. If it is not to be trained: trainable=False."
     )
 
     def __init__(
@@ -667,7 +670,39 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         async_save.take(self, object_map)
 
     def __deepcopy__(self, memo: Any) -> KvVariable:
-        raise NotImplementedError("A KvVariable cannot be deep-copied: save and restore it instead.")
+        """A variable of its own with the same rows and slots; what `apply_in_backward` has it do stays behind.
+
+        Raises:
+          NotImplementedError: a variable of a graph, whose rows are in a session; or of several ranks.
+        """
+        if not self._eager or not tf.executing_eagerly() or type(self) is not KvVariable:
+            raise NotImplementedError(
+                f"Key-value variable '{self.name}' cannot be deep-copied, as it is one of a graph or of several ranks: "
+                "save and restore it instead."
+            )
+        with tf.device(self._handle.device):
+            copied = KvVariable(
+                self._name,
+                self.dim,
+                self.key_dtype,
+                self.dtype,
+                self.kv_initializer,
+                regularizer=self.regularizer,
+                trainable=self.trainable,
+                constraint=self.constraint,
+                capacity_hint=self.capacity_hint,
+                max_capacity=self.max_capacity,
+                eviction=self.eviction,
+                max_hbm=self.max_hbm,
+                policies=self.policies,
+                part=self.part,
+                parts=self.parts,
+                partitioned_name=self.partitioned_name,
+                read_only=self._read_only,
+            )
+        saveable.copy_rows(self, copied)
+        memo[id(self)] = copied
+        return copied
 
 
 def refuse_dense_value(value: Any, *args: Any, **kwargs: Any) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
     """
 
     #: See `KvVariable`.
+    _trained_by_keras = True
     _how_to_train = KvVariable._how_to_train
 
     def __init__(self, name: str, parts: Sequence[KvVariable]) -> None:
@@ -261,6 +263,10 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
         """All keys [N] and their rows [N, dim], part after part."""
         exported = [part.export(slot) for part in self._parts]
         return tf.concat([keys for keys, _ in exported], 0), tf.concat([rows for _, rows in exported], 0)
+
+    def __deepcopy__(self, memo: Any) -> PartitionedKvVariable:
+        memo[id(self)] = copied = PartitionedKvVariable(self._name, copy.deepcopy(self._parts, memo))
+        return copied
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         return {f"part_{i}": functools.partial(saveable.of_part, part) for i, part in enumerate(self._parts)}

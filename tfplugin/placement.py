@@ -63,9 +63,13 @@ def on_device_of(table: Any) -> contextlib.AbstractContextManager[Any]:
     return scopes
 
 
-def refuse_copies(name: str) -> None:
-    """Raises ValueError under a `tf.distribute` strategy that keeps a copy of each variable on several devices."""
-    strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+def refuse_copies(name: str, strategy: Any = None) -> None:
+    """Raises ValueError under a `tf.distribute` strategy that keeps a copy of each variable on several devices.
+
+    `strategy`: the one to look at; default: that in whose scope this is, if any.
+    """
+    if strategy is None and tf.distribute.has_strategy():
+        strategy = tf.distribute.get_strategy()
     if strategy is None or isinstance(strategy, (tf.distribute.OneDeviceStrategy, *_PARAMETER_SERVERS)):
         return
     raise ValueError(

@@ -10,6 +10,17 @@ from typing import Any
 
 import tensorflow as tf
 
+__all__ = [
+    "BloomAdmission",
+    "CountAdmission",
+    "ExpireAfterSeconds",
+    "ExpireAfterSteps",
+    "ExpireBelowFrequency",
+    "ExpireBelowNorm",
+    "KeepTop",
+    "ProbabilityAdmission",
+]
+
 #: What a lookup gives for a key that is not admitted yet.
 BELOW = ("initial", "zeros")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,6 +111,23 @@ def restore_op(prefix: tf.Tensor, variable: Any, tensor_prefix: str, part_infix:
             part=variable.part,
             parts=variable.parts,
             initializer=variable.kv_initializer.to_json(),
+        )
+
+
+def copy_rows(source: Any, target: Any) -> None:
+    """Gives a variable what another one of eager mode holds: rows, slots, counts, times. By a checkpoint that goes."""
+    with tempfile.TemporaryDirectory() as folder, tf.init_scope():
+        bundle = tf.constant(f"{folder}/copy")
+        # All that it holds, also where it is a part of something.
+        raw.kv_table_save(bundle, [source.handle], tensor_prefixes=["rows"], names=[source._name], part=[0], parts=[1])
+        raw.kv_table_restore(
+            target.handle,
+            bundle,
+            tensor_prefix="rows",
+            part_infix="/part_",
+            part=0,
+            parts=1,
+            initializer=target.kv_initializer.to_json(),
         )
 
 

@@ -91,13 +91,31 @@ def current(variable: Any, optimizer: Any) -> tuple[SlotSpec, ...] | None:
     return found
 
 
+def slots_there(variable: Any) -> tuple[SlotSpec, ...]:
+    """The slots that the rows of `variable` have now (eager mode)."""
+    return tuple(SlotSpec(**slot) for slot in json.loads(variable.slots().numpy()))
+
+
+def prefix_in_use(variable: Any, optimizer: Any) -> str | None:
+    """The prefix of the slots that an optimizer has in `variable`; None where it has none."""
+    found = variable._row_slots.prefix_of.get(optimizer) if optimizer is not None else None
+    return None if found is None else str(found)
+
+
+def take_over(variable: Any, optimizer: Any, prefix: str) -> None:
+    """Gives an optimizer the slots of a prefix, which a file brought, also where another one had that prefix."""
+    if variable._row_slots.prefix_of.get(optimizer) != prefix:
+        _give(variable, optimizer, prefix)
+        _note(variable, optimizer, prefix, type(optimizer).__name__)
+
+
 def restored(variable: Any, uid: int) -> None:
     """Says that a checkpoint has filled the rows of `variable`. `uid` is TensorFlow's number of the restore."""
     if not variable._eager or not tf.executing_eagerly():
         return
     state = _restored.setdefault(variable, _Restored())
     state.uid = uid
-    state.unclaimed = tuple(SlotSpec(**slot) for slot in json.loads(variable.slots().numpy()))
+    state.unclaimed = slots_there(variable)
     held = {name.partition(".")[0] for name in variable.slot_names()}
     lost = sorted(prefix for prefix in state.in_functions - held if _has_slots(variable, prefix))
     if held and lost:
@@ -144,19 +162,24 @@ def _rebind(variable: Any, optimizer: Any, base: str, state: _Restored) -> None:
     prefixes = variable._row_slots.prefix_of
     wanted = _saved_prefix(variable, optimizer, state.uid) or base
     state.bound[optimizer] = state.uid
-    for other, prefix in list(prefixes.items()):
-        if prefix == wanted and other is not optimizer:
-            if state.bound.get(other) == state.uid:
-                return
+    if any(p == wanted and o is not optimizer and state.bound.get(o) == state.uid for o, p in prefixes.items()):
+        return
+    _give(variable, optimizer, wanted)
+    _note(variable, optimizer, wanted, base)
+
+
+def _give(variable: Any, optimizer: Any, prefix: str) -> None:
+    """Has the slots of an optimizer named by `prefix`, which another one has no longer."""
+    prefixes, held = variable._row_slots.prefix_of, variable._row_slots.of
+    for other, taken in list(prefixes.items()):
+        if taken == prefix and other is not optimizer:
             del prefixes[other]
-            variable._row_slots.of.pop(other, None)
-    prefixes[optimizer] = wanted
-    held = variable._row_slots.of
+            held.pop(other, None)
+    prefixes[optimizer] = prefix
     if optimizer in held:
         held[optimizer] = tuple(
-            dataclasses.replace(spec, name=f"{wanted}.{spec.name.partition('.')[2]}") for spec in held[optimizer]
+            dataclasses.replace(spec, name=f"{prefix}.{spec.name.partition('.')[2]}") for spec in held[optimizer]
         )
-    _note(variable, optimizer, wanted, base)
 
 
 def _restores_of(optimizer: Any, variable: Any) -> set[int]:

@@ -12,8 +12,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from tensorflow.python.eager import context
 from tensorflow.python.eager import record as eager_record
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 _now = threading.local()
 
@@ -85,7 +87,17 @@ def recording() -> Iterator[StepRecord]:
 
 
 def note_lookup(table: Any, train: bool) -> None:
-    """Tells tapes, functions and the record that there is one of a lookup of `table`."""
+    """Tells tapes, functions and the record that there is one of a lookup of `table`.
+
+    Raises:
+      ValueError: in a function that XLA is to compile.
+    """
+    if not context.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf_ops.get_default_graph()):
+        raise ValueError(
+            f"Key-value variable '{table.name}' is looked up in a function with jit_compile=True, and XLA cannot "
+            "compile lookups of tables. Look it up outside, and give the rows to that function. In a model of Keras "
+            "have a layer hold it before the model is compiled: jit_compile=True then compiles what is dense."
+        )
     if table.trainable:
         resource_variable_ops.variable_accessed(table)
     step: StepRecord | None = getattr(_now, "step", None)

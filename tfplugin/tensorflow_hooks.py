@@ -2,14 +2,17 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around fourteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around sixteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
-  ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), ``save`` and what saves
-  asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
-  ``_lift_unlifted_variables``, by which `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of its
-  control flow ``ZerosLikeV1WhileLoop`` and that of Switch. Each passes everything that is not a key-value variable, or
-  stands for one, through untouched.
-- In Keras what `keras_models` says: its models are looked at where they train, predict and write files.
+  ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), ``save`` and what saves asynchronously
+  (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which
+  `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop``
+  and that of Switch; and of `tf.function` ``make_function_context``, which tells its traces apart, and
+  ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands for one, through
+  untouched.
+- In Keras what `keras_models`, `keras_training`, `keras_files`, `keras_weights` and `keras_servers` say: the optimizer of a model trains
+  the tables of its layers, models are looked at where they train and predict, and tables are part of what is written,
+  read, counted and shown of them.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from tensorflow.python.checkpoint import async_checkpoint_helper, functional_sav
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
 from tensorflow.python.checkpoint import restore as restore_lib
 from tensorflow.python.eager import wrap_function
+from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_state
 from tensorflow.python.training import optimizer as optimizer_lib
@@ -35,9 +39,13 @@ from tfplugin import (
     cond_gradients,
     graph_import,
     graph_restore,
+    keras_files,
     keras_models,
     keras_servers,
+    keras_training,
+    keras_weights,
     lookup,
+    training_mode,
 )
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.optimizers import generic_update, v1
@@ -78,13 +86,14 @@ def install() -> None:
         (async_checkpoint_helper.AsyncCheckpointHelper, "sync", async_save.sync),
         (wrap_function, "_lift_unlifted_variables", graph_import.lift_variables),
         (control_flow_state._ControlFlowState, "ZerosLikeV1WhileLoop", cond_gradients.zeros_in_loop),
+        (function_context, "make_function_context", training_mode.make_function_context),
+        (concrete_function.ConcreteFunction, "__call__", training_mode.call_concrete_function),
     ):
         _undo.append(wrap_method(owner, method, replacement))
     _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))
-    keras_models.install()
-    _undo.append(keras_models.uninstall)
-    keras_servers.install()
-    _undo.append(keras_servers.uninstall)
+    for hooks in (keras_models, keras_training, keras_files, keras_weights, keras_servers):
+        hooks.install()
+        _undo.append(hooks.uninstall)
 
     for make, take_back in _more:
         make()

@@ -65,3 +65,23 @@ class Library:
     def optimizer(self, optimizer: v1.train.Optimizer) -> Any:
         """The optimizer that a user of the library would call."""
         return optimizer
+
+    # ---- Models of Keras ---------------------------------------------------------------------------------------------
+
+    def keras_embedding(self, rows: int, dim: int) -> Any:
+        """A layer from ids to rows of `dim`."""
+        keras = tf.keras
+
+        class Hashed(keras.layers.Layer):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.embedding = keras.layers.Embedding(rows, dim)
+
+            def call(self, ids: tf.Tensor) -> tf.Tensor:
+                return self.embedding(tf.math.floormod(ids, rows))
+
+        return Hashed()
+
+    def keras_optimizer(self, optimizer: Any) -> Any:
+        """What a model with such a layer is compiled with."""
+        return optimizer

@@ -43,3 +43,26 @@ class Library(dense.Library):
     def trainable_lookup(self, table: Any, ids: tf.Tensor, unique: bool) -> tf.Tensor:
         """One call, whether ids repeat or not."""
         return tf.nn.embedding_lookup(table, ids)
+
+    # ---- Models of Keras ---------------------------------------------------------------------------------------------
+
+    def keras_embedding(self, rows: int, dim: int) -> Any:
+        """A layer without a vocabulary."""
+        import tfplugin.keras
+
+        return tfplugin.keras.Embedding(dim)
+
+    def keras_loop(self, model: Any, optimizer: Any, loss: Any) -> Any:
+        """A training step by hand: lookups update their rows in the backward pass, Keras's optimizer the rest."""
+        updates = tfplugin.apply_in_backward(model.embedding.table, type(optimizer).from_config(optimizer.get_config()))
+
+        @tf.function
+        def step(inputs: Any, clicks: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                value = loss(clicks, model(inputs, training=True))
+            weights = model.trainable_weights
+            optimizer.apply_gradients(zip(tape.gradient(value, weights), weights, strict=True))
+            return value
+
+        step.updates = updates
+        return step

@@ -51,3 +51,13 @@ class Library(dense.Library):
     def optimizer(self, optimizer: v1.train.Optimizer) -> Any:
         """The optimizer that updates dynamic embeddings, and other variables as before."""
         return de.DynamicEmbeddingOptimizer(optimizer)
+
+    # ---- Models of Keras ---------------------------------------------------------------------------------------------
+
+    def keras_embedding(self, rows: int, dim: int) -> Any:
+        """A layer without a vocabulary; room for its rows is told, because its growth copies every row."""
+        return de.keras.layers.Embedding(dim, init_capacity=rows, name="features")
+
+    def keras_optimizer(self, optimizer: Any) -> Any:
+        """The optimizer that updates dynamic embeddings, and other variables as before."""
+        return de.DynamicEmbeddingOptimizer(optimizer)

@@ -1,9 +1,9 @@
 """Train a DeepFM on a generated log, one step a call; then score a held-out day.
 
 case: batch, buckets (rows of the dense table, to which ids are hashed by remainder), log (a folder written by
-`write_log`). Model and log are those of `examples/deepfm.py`. One table for all features; batches are fed, and none
-comes twice. The optimizer is `tf.compat.v1.train.AdamOptimizer` on all sides, which on a dense variable decays the
-moments of every row and moves every row, at each step.
+`write_log`). The log is that of `examples/deepfm.py`, and the model is too, in a graph. One table for all features;
+batches are fed, and none comes twice. The optimizer is `tf.compat.v1.train.AdamOptimizer` on all sides, which on a
+dense variable decays the moments of every row and moves every row, at each step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_log(folder: Path, name: str) -> Iterator[list[np.ndarray]]:
 def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
     """Builds the model, takes one step, and yields the step."""
     import tensorflow as tf
-    from deepfm_model import ROW, deepfm
+    from work.deepfm_model import ROW, deepfm
 
     v1 = tf.compat.v1
     folder = Path(case["log"])

@@ -139,6 +139,7 @@ class ShortWay {
   double since() const { return since_; }
 
   void Received(const nb::bytes& data) {
+    if (spinning_ != nullptr) spinning_->Arrive(Spin::Clock::now());
     const std::string_view bytes{data.c_str(), data.size()};
     size_t end = 0;
     if (armed_) {
@@ -157,8 +158,8 @@ class ShortWay {
       if (end > 0) {
         const auto now = std::chrono::steady_clock::now();
         since_ = std::chrono::duration<double>(now.time_since_epoch()).count();
-        if (spinning_ != nullptr) spinning_->Touch(now);
         writer_.Write(responses_);  // which may disarm this, or end it
+        if (spinning_ != nullptr) spinning_->Touch(Spin::Clock::now());
       }
     }
     if (end == bytes.size()) return;
@@ -199,6 +200,11 @@ class ShortWay {
   std::string lines_;
   double since_ = 0;
 };
+
+Spin::Clock::time_point TimeOf(double now) {
+  if (now < 0) return Spin::Clock::now();
+  return Spin::Clock::time_point(std::chrono::duration_cast<Spin::Clock::duration>(Spin::Seconds(now)));
+}
 
 nb::object KeysOf(const RecentKeys& recent) {
   auto owned = std::make_unique<std::vector<int64_t>>(recent.keys());
@@ -276,10 +282,18 @@ void BindPrepared(nb::module_& m) {
            "none.");
 
   nb::class_<Spin>(m, "Spin", "An event loop that looks for the next request for a while before it sleeps.")
-      .def(nb::init<double, nb::object>(), "seconds"_a, "call_soon"_a)
+      .def(nb::init<double, nb::object, bool>(), "seconds"_a, "call_soon"_a, "bounded"_a = false)
       .def(
-          "touch", [](Spin* self) { self->Touch(Spin::Clock::now()); }, "Something was answered.")
-      .def("turn", &Spin::Turn, "What the loop calls.");
+          "arrive", [](Spin* self, double now) { self->Arrive(TimeOf(now)); }, "now"_a = -1.0,
+          "Something came; at `now` by the clock of the event loop, or at this moment.")
+      .def(
+          "touch", [](Spin* self, double now) { self->Touch(TimeOf(now)); }, "now"_a = -1.0,
+          "Something was answered.")
+      .def(
+          "turn", [](Spin* self, double now) { self->Turn(TimeOf(now)); }, "now"_a = -1.0,
+          "What the loop calls.")
+      .def_prop_ro("found", &Spin::found, "Seconds for which it looked for requests that came.")
+      .def_prop_ro("vain", &Spin::vain, "Seconds for which it looked for some that did not.");
 
   nb::class_<ShortWay>(m, "ShortWay", "What the segments of a connection come to first.")
       .def(nb::init<>())

@@ -218,6 +218,7 @@ class RespWay {
   void Disarm() { armed_ = false; }
 
   void Received(const nb::bytes& data) {
+    if (spinning_ != nullptr) spinning_->Arrive(Spin::Clock::now());
     if (!armed_) {
       const nb::object received = received_;
       if (received.is_valid()) received(data);
@@ -229,8 +230,8 @@ class RespWay {
       bool full;
       const RespReader::Kind kind = Answer(tables_, resp3_, &replies_, &full);
       if (replies_.size() > 0) {
-        if (spinning_ != nullptr) spinning_->Touch(Spin::Clock::now());
         writer_.Write(replies_.text());  // which may disarm this, or end it
+        if (spinning_ != nullptr) spinning_->Touch(Spin::Clock::now());
       }
       if (full && armed_) continue;
       if (!full && kind == RespReader::Kind::kNothing && !reader_.partial()) break;
@@ -289,7 +290,7 @@ nb::tuple Answer(const SnapshotTable& table, const std::vector<Command>& command
   });
   nb::bytes reply = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, bytes));
   if (!reply.is_valid()) throw nb::python_error();
-  char* const out = PyBytes_AS_STRING(reply.ptr());
+  char* const out = PyBytes_AsString(reply.ptr());
   WithoutLock(n, [&] { WriteRows(commands, rows.get(), found.get(), row_bytes, resp3, out); });
   return nb::make_tuple(reply, absent);
 }

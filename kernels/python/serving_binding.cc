@@ -45,7 +45,7 @@ class NewBytes {
     return [this](int64_t bytes) -> void* {
       object_ = nb::steal(PyBytes_FromStringAndSize(nullptr, bytes));
       if (!object_.is_valid()) throw nb::python_error();
-      return PyBytes_AS_STRING(object_.ptr());
+      return PyBytes_AsString(object_.ptr());
     };
   }
   const nb::object& object() const { return object_; }

@@ -6,6 +6,7 @@
 
 #include "bundle_columns.h"
 #include "errors.h"
+#include "local_file.h"
 #include "tensorflow/core/lib/core/coding.h"
 #include "tensorflow/core/lib/hash/crc32c.h"
 #include "tensorflow/core/lib/io/table_builder.h"
@@ -49,6 +50,7 @@ int BundleFiles::AddColumn(std::string name, tf::DataType dtype, int64_t width) 
 
 absl::Status BundleFiles::Append(int writer, const char* data, int64_t size, Place* place) {
   Writer& to = writers_[static_cast<size_t>(writer)];
+  if (to.file == nullptr) TF_RETURN_IF_ERROR(NewLocalFile(Unfinished(writer), writers(), &to.file));
   if (to.file == nullptr) TF_RETURN_IF_ERROR(env_->NewWritableFile(Unfinished(writer), &to.file));
   if (place->size == 0) place->offset = to.size;
   for (int64_t done = 0; done < size;) {

@@ -22,8 +22,22 @@ namespace {
 
 constexpr int64_t kMostChunk = int64_t{16} << 20;
 constexpr int64_t kAlignment = 64;
+// Where there are few processors, twice as many threads, up to this: some wait for the disk.
+constexpr int kWaiting = 8;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// What is next to each other in a checkpoint was so in a shard, whose lock is for one thread at a time: so those that
+// come at the same time are taken from as many places far from each other.
+template <class Chunk>
+std::vector<Chunk> Spread(const std::vector<Chunk>& chunks, int places) {
+  const size_t apart = (chunks.size() + static_cast<size_t>(places) - 1) / static_cast<size_t>(places);
+  std::vector<Chunk> spread;
+  for (size_t i = 0; i < apart; ++i) {
+    for (size_t at = i; at < chunks.size(); at += apart) spread.push_back(chunks[at]);
+  }
+  return spread;
+}
 
 }  // namespace
 
@@ -101,11 +115,14 @@ absl::Status RowsIn::Read(kvtable::ParallelFor* threads) {
   // A GPU's table takes one batch at a time, on the kernel's stream. What a bounded one keeps must not depend
   // on which thread comes first.
   const bool on_gpu = config_.gpu != nullptr;
-  Turns turns(on_gpu || config_.max_capacity > 0);
+  const bool in_order = on_gpu || config_.max_capacity > 0;
+  Turns turns(in_order);
   int64_t bytes = 0;
   for (const auto& part : parts_) bytes += part->saved->rows * RowBytes(*part);
-  const int workers =
-      on_gpu ? 1 : static_cast<int>(std::min<int64_t>(threads->threads(), 1 + bytes / kMostChunk));
+  const int cpus = threads->threads();
+  const int workers = on_gpu ? 1
+                             : static_cast<int>(std::min<int64_t>(
+                                   std::max(cpus, std::min(2 * cpus, kWaiting)), 1 + bytes / kMostChunk));
   int64_t room = std::min(kMostChunk, kReadBytes / std::max(1, workers));
   std::vector<Chunk> chunks;
   for (const auto& part : parts_) {
@@ -120,6 +137,7 @@ absl::Status RowsIn::Read(kvtable::ParallelFor* threads) {
       }
     }
   }
+  if (!in_order) chunks = Spread(chunks, workers);
   int64_t buffer_bytes = 1;
   for (const Chunk& chunk : chunks) {
     int64_t needed = 0;

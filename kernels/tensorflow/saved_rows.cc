@@ -17,7 +17,7 @@ namespace tf = tensorflow;
 namespace {
 
 // Bytes are read and checked in pieces that stay in the processor's cache in between.
-constexpr int64_t kReadPieceBytes = 1 << 18;
+constexpr int64_t kReadPieceBytes = 1 << 20;
 
 // CRCs are remainders of polynomials over two elements, here with the first bit as the highest power: a checksum
 // grows by n bytes as by a product with x^(8n).
@@ -59,27 +59,36 @@ absl::Status ReadAt(const File& file, uint64_t offset, absl::Span<char> out, abs
 DataFiles::DataFiles(tf::Env* env, std::string prefix, int32_t files)
     : env_(env), prefix_(std::move(prefix)), files_(files) {}
 
-absl::Status DataFiles::Open(int32_t file, const tf::RandomAccessFile** opened) {
+absl::Status DataFiles::Open(int32_t file, DataFile** opened) {
   const std::lock_guard<std::mutex> hold(mutex_);
-  std::unique_ptr<tf::RandomAccessFile>& at = opened_[file];
-  if (at == nullptr)
-    TF_RETURN_IF_ERROR(env_->NewRandomAccessFile(tf::DataFilename(prefix_, file, files_), &at));
-  *opened = at.get();
+  DataFile& at = opened_[file];
+  if (at.local == nullptr && at.other == nullptr) {
+    const std::string name = tf::DataFilename(prefix_, file, files_);
+    at.local = LocalReader::Open(name);
+    if (at.local == nullptr) TF_RETURN_IF_ERROR(env_->NewRandomAccessFile(name, &at.other));
+  }
+  *opened = &at;
+  return absl::OkStatus();
+}
+
+absl::Status DataFiles::ReadPiece(DataFile* from, int64_t offset, int64_t size, char* out) {
+  if (from->local != nullptr) return from->local->Read(offset, size, out);
+  absl::string_view got;
+  TF_RETURN_IF_ERROR(ReadAt(*from->other, static_cast<uint64_t>(offset),
+                            absl::MakeSpan(out, static_cast<size_t>(size)), &got, 0));
+  if (got.size() != static_cast<size_t>(size)) return errors::DataLoss("the data file ends before it");
+  if (got.data() != out) std::memcpy(out, got.data(), got.size());  // a file that is mapped
   return absl::OkStatus();
 }
 
 absl::Status DataFiles::Read(int32_t file, int64_t offset, int64_t size, char* out, uint32_t* crc) {
-  const tf::RandomAccessFile* from = nullptr;
+  DataFile* from = nullptr;
   TF_RETURN_IF_ERROR(Open(file, &from));
   for (int64_t done = 0; done < size;) {
-    const auto piece = static_cast<size_t>(std::min(kReadPieceBytes, size - done));
-    absl::string_view got;
-    TF_RETURN_IF_ERROR(
-        ReadAt(*from, static_cast<uint64_t>(offset + done), absl::MakeSpan(out + done, piece), &got, 0));
-    if (got.size() != piece) return errors::DataLoss("the data file ends before it");
-    if (got.data() != out + done) std::memcpy(out + done, got.data(), piece);  // a file that is mapped
-    *crc = tf::crc32c::Extend(*crc, out + done, piece);
-    done += static_cast<int64_t>(piece);
+    const int64_t piece = std::min(kReadPieceBytes, size - done);
+    TF_RETURN_IF_ERROR(ReadPiece(from, offset + done, piece, out + done));
+    *crc = tf::crc32c::Extend(*crc, out + done, static_cast<size_t>(piece));
+    done += piece;
   }
   return absl::OkStatus();
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "local_file.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/env.h"
 
@@ -43,13 +44,19 @@ class DataFiles {
   absl::Status Read(int32_t file, int64_t offset, int64_t size, char* out, uint32_t* crc);
 
  private:
-  absl::Status Open(int32_t file, const tensorflow::RandomAccessFile** opened);
+  // One of the two.
+  struct DataFile {
+    std::unique_ptr<LocalReader> local;
+    std::unique_ptr<tensorflow::RandomAccessFile> other;
+  };
+  absl::Status Open(int32_t file, DataFile** opened);
+  absl::Status ReadPiece(DataFile* from, int64_t offset, int64_t size, char* out);
 
   tensorflow::Env* const env_;
   const std::string prefix_;
   const int32_t files_;
   std::mutex mutex_;
-  std::map<int32_t, std::unique_ptr<tensorflow::RandomAccessFile>> opened_;
+  std::map<int32_t, DataFile> opened_;
 };
 
 // Reads a column. Rows are read once each; `where` is the checkpoint, for messages.

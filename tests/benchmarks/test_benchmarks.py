@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ONE_TABLE = ["lookup", "train", "parts", "pooled", "small", "ctr"]
+ONE_TABLE = ["lookup", "train", "parts", "pooled", "small", "ctr", "keras"]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_end_to_end_run_says_what_was_learnt(run):
 def test_the_page_has_a_table_per_group(run):
     (path,) = run.glob("*.md")
     page = path.read_text()
-    for heading in ("Targets", "Lookup through", "Training step", "Parts", "Pooled", "Small batches", "End to end"):
+    for heading in ("Targets", "Lookup through", "Training step", "Parts", "Pooled", "Small batches", "End to end", "Keras"):
         assert f"\n## {heading}" in page
     for block in page.split("\n\n"):
         if block.startswith("|"):

@@ -334,9 +334,46 @@ def test_a_loop_that_spins_is_called_until_nothing_was_answered_for_a_while() ->
     assert len(calls) == 4
 
 
-def test_a_server_that_spins_answers(path: Path) -> None:
-    with Server(path, prepares=True, spin=0.001) as server:
+def test_a_bounded_loop_looks_in_vain_for_a_twentieth_of_the_time_at_most() -> None:
+    calls: list[Any] = []
+    spin = _snapshot.Spin(100e-6, calls.append, True)
+    now = 1000.0
+    for _ in range(2000):  # each comes when it has given up
+        spin.touch(now)
+        if calls:
+            calls.clear()
+            spin.turn(now + 50e-6)
+            spin.turn(now + 101e-6)
+            calls.clear()
+        now += 400e-6
+    assert spin.found == 0
+    assert 0.04 * 0.8 < spin.vain < 0.06 * 0.8 + 0.01
+
+
+def test_a_bounded_loop_that_finds_something_each_time_goes_on_looking() -> None:
+    calls: list[Any] = []
+    spin = _snapshot.Spin(60.0, calls.append, True)
+    spin.touch(1000.0)
+    assert not calls, "not even once for a minute"
+    spin = _snapshot.Spin(100e-6, calls.append, True)
+    for i in range(1000):
+        now = 2000.0 + i
+        spin.touch(now)
+        assert len(calls) == 1
+        calls.clear()
+        spin.turn(now + 50e-6)
+        spin.arrive(now + 90e-6)
+    assert spin.found == pytest.approx(1000 * 90e-6)
+    assert spin.vain == 0
+
+
+@pytest.mark.parametrize("seconds", [0.001, None, 0])
+def test_a_server_that_spins_answers_and_counts_how_long(path: Path, seconds: float | None) -> None:
+    with Server(path, prepares=True, spin=seconds) as server:
         client = Client(server.port)
         body = json.dumps(instances([3])).encode()
         assert len({client.ask(post(PREDICT, body)) for _ in range(20)}) == 1
         client.close()
+        lines = server.telemetry.metrics().splitlines()
+        spent = [float(line.split()[-1]) for line in lines if line.startswith("kvtools_spin_seconds_total")]
+        assert (len(spent), sum(spent) > 0) == ((0, False) if seconds == 0 else (2, True))

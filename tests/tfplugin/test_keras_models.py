@@ -1,4 +1,4 @@
-"""Tables in models of Keras: what would not be trained, saved or left alone says so."""
+"""Tables in models of Keras: they are trained, and what would not be, or not saved or left alone, says so."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfplugin
+from tfplugin import keras_models
 
 KERAS = {"Keras 3": tf.keras, "tf_keras": tf_keras}
 IDS = np.arange(12).reshape(4, 3)
@@ -45,11 +46,25 @@ def _model(keras, layer, **options):
     return model
 
 
-@pytest.mark.parametrize("held", ["attribute", "list", "dictionary", "closure"])
-def test_fit_says_which_table_it_cannot_train(keras, make, rows_of, held):
+@pytest.mark.parametrize("held", ["attribute", "list", "dictionary"])
+def test_fit_trains_the_tables_that_layers_hold(keras, make, rows_of, held):
     table = make(name="user", initializer=0.5)
     model = _model(keras, _layer(keras, table, held))
-    message = r"(?s)model 'ctr' looks up key-value variable 'user:0', and nothing updates it: .*Adam.*apply_in_backward"
+    model.fit(IDS, LABELS, verbose=0)
+    trained = rows_of(table, IDS)
+    assert (trained != 0.5).all()
+    model.train_on_batch(IDS, LABELS)
+    assert (rows_of(table, IDS) != trained).all()
+    assert "train_step" not in vars(model)
+
+
+def test_fit_says_which_table_it_cannot_train(keras, make, rows_of):
+    table = make(name="user", initializer=0.5)
+    model = _model(keras, _layer(keras, table, "closure"))
+    message = (
+        r"(?s)model 'ctr' looks up key-value variable 'user:0', and nothing updates it: .*Adam.*"
+        r"an attribute of a layer.*apply_in_backward"
+    )
     for train in (lambda: model.fit(IDS, LABELS, verbose=0), lambda: model.train_on_batch(IDS, LABELS)):
         with pytest.raises(ValueError, match=message):
             train()
@@ -57,12 +72,17 @@ def test_fit_says_which_table_it_cannot_train(keras, make, rows_of, held):
     assert "train_step" not in vars(model)
 
 
-def test_nested_layers_eager_steps_and_partitioned_variables(keras, make, partitioner):
-    table = make(name="user", partitioner=partitioner)
-    inner = keras.Sequential([keras.Input((3,), dtype="int64"), _layer(keras, table, "list")])
+@pytest.mark.parametrize("held", ["list", "closure"])
+def test_nested_layers_eager_steps_and_partitioned_variables(keras, make, partitioner, held):
+    table = make(name="user", partitioner=partitioner, initializer=0.5)
+    inner = keras.Sequential([keras.Input((3,), dtype="int64"), _layer(keras, table, held)])
     model = _model(keras, inner, run_eagerly=True)
-    with pytest.raises(ValueError, match=r"variable 'user(:0)?', and nothing updates it"):
-        model.fit(IDS, LABELS, verbose=0)
+    if held == "closure":
+        with pytest.raises(ValueError, match=r"variable 'user(:0)?', and nothing updates it"):
+            model.fit(IDS, LABELS, verbose=0)
+        return
+    model.fit(IDS, LABELS, verbose=0)
+    assert (table.export()[1].numpy() != 0.5).all()
 
 
 def test_a_lookup_in_a_function_that_was_traced_before(keras, make):
@@ -86,7 +106,7 @@ def test_a_lookup_in_a_function_that_was_traced_before(keras, make):
 
 def test_a_table_that_its_lookups_update_is_trained(keras, make, rows_of):
     table = make(initializer=0.5)
-    model = _model(keras, _layer(keras, table))
+    model = _model(keras, _layer(keras, table, "closure"))
     with pytest.raises(ValueError):
         model.fit(IDS, LABELS, verbose=0)
     tfplugin.apply_in_backward(table, keras.optimizers.Adam(0.5))
@@ -266,14 +286,13 @@ def test_evaluate_and_predict_insert_nothing(keras, make):
     assert int(table.size()) == UNSEEN.size
 
 
-@pytest.mark.parametrize("held", ["attribute", "closure"])
 @pytest.mark.parametrize("file", ["m.keras", "m.h5", "w.weights.h5"])
-def test_a_file_of_keras_would_lack_the_rows(keras, make, tmp_path, held, file):
-    model = _model(keras, _layer(keras, make(name="user"), held))
-    if held == "closure":
-        model.predict(UNSEEN, verbose=0)
+def test_a_file_of_keras_would_lack_the_rows_of_a_table_that_no_layer_holds(keras, make, tmp_path, file):
+    model = _model(keras, _layer(keras, make(name="user"), "closure"))
+    model.predict(UNSEEN, verbose=0)
     save = model.save_weights if "weights" in file else model.save
-    with pytest.raises(ValueError, match=r"would lack the rows of key-value variable 'user:0'.*tf\.train\.Checkpoint"):
+    lacks = r"would lack the rows of key-value variable 'user:0'.*an attribute of the layer.*tf\.train\.Checkpoint"
+    with pytest.raises(ValueError, match=lacks):
         save(str(tmp_path / file))
     assert not list(tmp_path.iterdir())
 
@@ -282,7 +301,7 @@ def test_training_goes_on_from_the_checkpoint_that_the_refusal_names(keras, make
     def built():
         table = make(name="user", initializer=0.5)
         updates = tfplugin.apply_in_backward(table, keras.optimizers.Adam(0.1))
-        model = _model(keras, _layer(keras, table))
+        model = _model(keras, _layer(keras, table, "closure"))
         model.layers[-1].set_weights([np.full((4, 1), 0.1), np.zeros(1)])
         return table, updates, model
 
@@ -328,17 +347,26 @@ def test_a_train_step_goes_on_from_a_checkpoint_of_the_model(keras, make, rows_o
     np.testing.assert_array_equal(model.predict(IDS, verbose=0), expected[1])
 
 
-def test_a_layer_that_saves_its_rows_itself(keras, make, tmp_path):
-    table = make(name="user")
+def test_a_layer_that_saves_its_rows_itself_is_asked_to(keras, make, rows_of, tmp_path):
+    class Saved(type(_layer(keras, make()))):
+        def __init__(self, table):
+            super().__init__()
+            self.table = table
 
-    class Saved(type(_layer(keras, table))):
+        def call(self, ids):
+            return tf.reduce_sum(tf.nn.embedding_lookup(self.table, ids), axis=1)
+
         def save_own_variables(self, store):
             store["keys"], store["rows"] = (column.numpy() for column in self.table.export())
 
-    model = _model(keras, Saved())
-    model.save(str(tmp_path / "m.keras"))
-    with pytest.raises(ValueError, match="would lack"):
-        model.save(str(tmp_path / "m.h5"))
+        def load_own_variables(self, store):
+            self.loaded = sorted(np.asarray(store["keys"]).tolist())
+
+    model, other = (_model(keras, Saved(make(name="user"))) for _ in range(2))
+    model.layers[0].table.upsert([1, 2], np.ones([2, 4]))
+    model.save_weights(str(tmp_path / "w.weights.h5"))
+    other.load_weights(str(tmp_path / "w.weights.h5"))
+    assert other.layers[0].loaded == [1, 2] and (rows_of(other.layers[0].table, [1, 2]) == 1).all()
 
 
 @pytest.mark.parametrize("held", ["attribute", "list", "dictionary"])
@@ -370,7 +398,9 @@ def test_early_stopping_would_restore_half_of_the_model(keras, make):
     tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.1))
     model = _model(keras, _layer(keras, table, "closure"))
     stop = keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)
-    with pytest.raises(ValueError, match="leave the rows of key-value variable 'user:0' as the last epoch made them"):
+    with pytest.raises(
+        ValueError, match=r"puts back of model 'ctr' would lack the rows of key-value variable 'user:0'"
+    ):
         model.fit(IDS, LABELS, verbose=0, callbacks=[stop])
     stop.restore_best_weights = False
     model.fit(IDS, LABELS, verbose=0, callbacks=[stop])
@@ -410,6 +440,12 @@ def test_a_subclassed_model_of_keras_3_is_exported_for_integers(make, tmp_path):
     model.export(str(tmp_path / "n"), input_signature=[keras.InputSpec(shape=(None, 3), dtype="int64")], verbose=False)
     served = tf.saved_model.load(str(tmp_path / "n"))
     np.testing.assert_allclose(served.serve(tf.constant(ids)), expected, rtol=1e-6)
+
+
+def test_tables_come_in_the_order_in_which_a_layer_holds_them():
+    tables = [tf.get_kv_variable(f"held_{number}", embedding_dim=1) for number in range(4)]
+    held = {"first": tables[0], "more": [tables[1], (tables[2],)], "last": tables[3]}
+    assert [table.name for table in keras_models.variables_in(held)] == [table.name for table in tables]
 
 
 def test_models_without_tables_are_left_alone(keras, tmp_path):

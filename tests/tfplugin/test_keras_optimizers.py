@@ -216,9 +216,7 @@ def test_refused_optimizers(make):
     for optimizer, why in (
         (k3.Adafactor(), "couples the rows"),
         (k3.Muon(), "couples the rows"),
-        (k3.SGD(0.1, use_ema=True), "use_ema"),
-        (new.SGD(0.1, use_ema=True), "use_ema"),
-        (k3.SGD(0.1, gradient_accumulation_steps=2), "gradient accumulation"),
+        (k3.SGD(0.1, use_ema=True, gradient_accumulation_steps=2), "use_ema.*gradient_accumulation_steps.*not both"),
         (k3.LossScaleOptimizer(k3.Adafactor()), "couples the rows"),
     ):
         with pytest.raises(ValueError, match=why):
@@ -228,6 +226,32 @@ def test_refused_optimizers(make):
     assert int(table.size()) == 0
     with pytest.raises(TypeError, match="wants an optimizer"):
         tfplugin.OptimizerWrapper("adam")
+
+
+@pytest.mark.parametrize("optimizers", [k3, new], ids=["keras3", "tf_keras"])
+def test_moving_averages_take_the_place_of_rows_in_the_end(make, rows_of, optimizers):
+    table, dense = make(initializer=1.0), tf.Variable(tf.ones([3, 4]))
+    wrapper = tfplugin.OptimizerWrapper(optimizers.SGD(0.5, use_ema=True, ema_momentum=0.75))
+    plain = optimizers.SGD(0.5, use_ema=True, ema_momentum=0.75)
+    for step in range(3):
+        gradient = tf.IndexedSlices(tf.random.normal([3, 4], seed=step), tf.constant([0, 1, 2], tf.int64))
+        wrapper.apply_gradients([(gradient, table)])
+        plain.apply_gradients([(gradient.values, dense)])
+    np.testing.assert_allclose(rows_of(table, [0, 1, 2]), dense.numpy(), rtol=1e-6)
+    table.upsert([9], [[5.0] * 4])  # which no step has touched
+    wrapper.finalize_variable_values([])
+    plain.finalize_variable_values([dense])
+    np.testing.assert_allclose(rows_of(table, [0, 1, 2]), dense.numpy(), rtol=1e-6)
+    assert rows_of(table, [9]).tolist() == [[5.0] * 4]
+
+
+def test_gradients_are_gathered_over_steps(make, rows_of):
+    table = make(initializer=1.0, dim=1)
+    wrapper = tfplugin.OptimizerWrapper(k3.SGD(1.0, gradient_accumulation_steps=2))
+    for keys, values in (([1, 2], [1.0, 2.0]), ([2, 3], [4.0, 8.0]), ([1], [1.0])):
+        gradient = tf.IndexedSlices(tf.constant(values)[:, None], tf.constant(keys, tf.int64))
+        wrapper.apply_gradients([(gradient, table)])
+    assert rows_of(table, [1, 2, 3]).ravel().tolist() == [0.5, -2.0, -3.0]
 
 
 def test_slots_go_with_their_optimizer(make):

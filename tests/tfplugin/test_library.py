@@ -1,6 +1,7 @@
 """Building the ops against the installed TensorFlow."""
 
 import concurrent.futures
+import dataclasses
 import fcntl
 import os
 import shutil
@@ -11,7 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from kvtools import op_compiler, op_library
 from tfplugin import library
+
+
+@pytest.fixture(autouse=True)
+def source_install(monkeypatch):
+    """As if no wheel had brought ready ops, however kvtools was installed; see tests/kvtools/test_op_library.py."""
+    monkeypatch.setattr(op_library, "why_not_ready", lambda package, build: "none were brought")
+
+
+@pytest.fixture
+def nothing_ready():
+    """For tests that import tfplugin in a process of its own: from a wheel, there would be nothing to compile."""
+    if op_library.ready_folder(op_library.package_folder(), (2, 0)).parent.is_dir():
+        pytest.skip("kvtools was installed from a wheel with ready ops")
 
 
 def importing(**env):
@@ -41,7 +56,7 @@ if [ -n "$link" ]; then cp {library.library_path()} "$out"; else : > "$out"; fi
 
 
 @pytest.mark.thorough
-def test_processes_that_start_at_once_build_once(tmp_path, compiler):
+def test_processes_that_start_at_once_build_once(tmp_path, compiler, nothing_ready):
     processes = [importing(KVTOOLS_CACHE_DIR=str(tmp_path), CXX=compiler) for _ in range(2)]
     outputs = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
@@ -68,7 +83,7 @@ def built(tmp_path, monkeypatch):
             shutil.copy(real, command[command.index("-o") + 1])
 
     monkeypatch.setenv("KVTOOLS_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(library, "_run", run)
+    monkeypatch.setattr(op_compiler, "_run", run)
     return calls
 
 
@@ -110,22 +125,22 @@ def test_the_sources_are_compiled_in_few_pieces_that_have_each_file_once(tmp_pat
     sources = [tmp_path / f"{name}.cc" for name in "abcdefgh"]
     for size, source in enumerate(sources):
         source.write_text("//" + " " * 100 * size)
-    units = library._units(sources)
+    units = op_compiler._units(sources)
     assert len(units) == 4 and sorted(source for unit in units for source in unit) == sources
     sizes = [sum(source.stat().st_size for source in unit) for unit in units]
     assert max(sizes) < 2 * min(sizes)
-    assert library._units(sources[:2]) == [[sources[1]], [sources[0]]]
+    assert op_compiler._units(sources[:2]) == [[sources[1]], [sources[0]]]
 
 
 @pytest.mark.thorough
-def test_a_cached_build_is_found_without_a_compiler():
+def test_a_cached_build_is_found_without_a_compiler(nothing_ready):
     process = importing(PATH="/nonexistent", CXX="")
     out, err = process.communicate()
     assert process.returncode == 0 and "imported" in out and "building" not in err, err
 
 
 @pytest.mark.thorough
-def test_a_cache_that_cannot_be_written_says_what_to_set():
+def test_a_cache_that_cannot_be_written_says_what_to_set(nothing_ready):
     process = importing(KVTOOLS_CACHE_DIR="/proc/kvtools")
     _, err = process.communicate()
     assert process.returncode != 0 and "BuildError" in err and "KVTOOLS_CACHE_DIR" in err
@@ -135,7 +150,7 @@ def test_a_compile_error_shows_the_compiler_output(tmp_path, monkeypatch):
     source = tmp_path / "broken.cc"
     source.write_text("int main() { return undeclared; }\n")
     with pytest.raises(library.BuildError, match=r"undeclared(.|\n)*The command was"):
-        library._run(["g++", "-c", str(source), "-o", str(tmp_path / "broken.o")])
+        op_compiler._run(["g++", "-c", str(source), "-o", str(tmp_path / "broken.o")])
 
 
 def test_the_cache_lies_in_the_environment_unless_told_otherwise(monkeypatch, tmp_path):
@@ -146,3 +161,46 @@ def test_the_cache_lies_in_the_environment_unless_told_otherwise(monkeypatch, tm
     assert library.cache_dir() == tmp_path / "kvtools"
     monkeypatch.setenv("KVTOOLS_CACHE_DIR", str(tmp_path / "mine"))
     assert library.cache_dir() == tmp_path / "mine"
+
+
+@pytest.fixture
+def another_tensorflow(monkeypatch):
+    """Says that the TensorFlow is of another version."""
+
+    def say(version):
+        build = op_library.TensorFlowBuild.of(library.tf)
+        monkeypatch.setattr(
+            op_library.TensorFlowBuild, "of", staticmethod(lambda tf: dataclasses.replace(build, version=version))
+        )
+
+    return say
+
+
+def test_a_tensorflow_that_is_too_old_is_refused_before_anything_is_compiled(built, another_tensorflow):
+    another_tensorflow("2.15.1")
+    with pytest.raises(library.BuildError, match=r"2\.15\.1 is older than .* install 2\.16 to 2\.21"):
+        library.library_path()
+    assert built == []
+
+
+def test_a_tensorflow_that_is_newer_than_any_tested_is_tried_and_named(built, another_tensorflow, capfd):
+    another_tensorflow("2.22.0")
+    library.library_path()
+    assert "TensorFlow 2.22.0 is newer than what kvtools was tested with" in capfd.readouterr().err
+
+
+def test_what_does_not_compile_against_a_newer_tensorflow_says_which_do(built, another_tensorflow, monkeypatch):
+    another_tensorflow("2.22.0")
+
+    def fail(command):
+        raise library.BuildError("no member named 'Gone'")
+
+    monkeypatch.setattr(op_compiler, "_run", fail)
+    with pytest.raises(library.BuildError, match=r"'Gone'\n.*was tested with, 2\.16 to 2\.21"):
+        library.library_path()
+
+
+def test_a_build_says_why_and_for_how_long(built, capfd):
+    library.library_path()
+    said = capfd.readouterr().err
+    assert "none were brought" in said and ("minute" in said)

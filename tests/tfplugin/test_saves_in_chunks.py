@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -98,6 +100,57 @@ def test_many_small_tables_share_the_threads(tmp_path):
     tf.train.Checkpoint(tables=again).restore(path)
     for i, table in enumerate(again):
         _check(table, np.arange(i * 50), np.full([i * 50, 8], i, np.float32))
+
+
+def _out_of_the_page_cache(prefix):
+    for path in prefix.parent.glob(prefix.name + ".data-*"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_files_that_are_not_in_the_page_cache_are_read_and_checked_all_the_same(tmp_path, large):
+    table, keys, rows = large
+    path = tmp_path / "c"
+    tf.train.Checkpoint(table=table).write(str(path))
+    again = tf.get_kv_variable("again", DIM)
+    _out_of_the_page_cache(path)
+    tf.train.Checkpoint(table=again).restore(str(path))
+    _check(again, keys, rows)
+    file = max(tmp_path.glob("c.data-*"), key=lambda one: one.stat().st_size)
+    with file.open("r+b") as data:
+        data.seek(file.stat().st_size // 2)
+        byte = data.read(1)[0]
+        data.seek(-1, 1)
+        data.write(bytes([byte ^ 1]))
+    _out_of_the_page_cache(path)
+    with pytest.raises(tf.errors.DataLossError, match="differs from its checksum"):
+        tf.train.Checkpoint(table=again).restore(str(path))
+    _check(again, keys, rows)
+
+
+@pytest.mark.thorough
+def test_files_beyond_what_is_left_in_the_page_cache_are_the_same_to_the_last_byte(tmp_path):
+    rows, dim = 230_000, 256  # each of two threads writes 118 MB, 67 of them by way of the page cache
+    table = tf.get_kv_variable("beyond", dim)
+    values = np.arange(rows * dim, dtype=np.float32).reshape(rows, dim)
+    table.upsert(np.arange(rows), values)
+    path = tf.train.Checkpoint(table=table).write(str(tmp_path / "c"))
+    reader = tf.train.load_checkpoint(path)  # looks at checksums, too
+    order = np.argsort(reader.get_tensor("table/.ATTRIBUTES/kv-keys"))
+    np.testing.assert_array_equal(reader.get_tensor("table/.ATTRIBUTES/kv-values")[order], values)
+    again = tf.get_kv_variable("again", dim)
+    _out_of_the_page_cache(tmp_path / "c")
+    tf.train.Checkpoint(table=again).restore(path)
+    _check(again, np.arange(rows), values)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000_000, before[1]))
+    try:
+        with pytest.raises(tf.errors.OpError, match="File too large"):
+            tf.train.Checkpoint(table=table).write(str(tmp_path / "d"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.glob("d*"))
 
 
 MEMORY = """

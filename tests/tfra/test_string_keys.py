@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfplugin import dynamic_embedding as de
-from tfplugin.dynamic_embedding import string_keys
+from tfplugin import string_hash
 
 v1 = tf.compat.v1
 KEYS = np.array(["a", "", "user:7", "ключ", "b" * 300])
@@ -67,11 +67,11 @@ def test_hashes_go_to_the_table_that_the_default_partitioner_says():
     keys = tf.constant([f"key {i}" for i in range(200)])
     for n in range(1, 41):
         buckets = tf.strings.to_hash_bucket_fast(keys, n)
-        assert (tf.math.floormod(string_keys.hashes(keys), n).numpy() == buckets.numpy()).all()
+        assert (tf.math.floormod(string_hash.hashes(keys), n).numpy() == buckets.numpy()).all()
 
 
 def test_two_keys_of_one_hash_are_an_error(name, monkeypatch):
-    monkeypatch.setattr(string_keys, "HASHES", 2)
+    monkeypatch.setattr(string_hash, "HASHES", 2)
     v = de.Variable(tf.string, dim=1, name=name)
     with pytest.raises(tf.errors.InvalidArgumentError, match="share a hash"):
         for i in range(3):

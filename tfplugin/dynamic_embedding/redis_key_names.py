@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfplugin.dynamic_embedding.string_keys import hashes
 from tfplugin.dynamic_embedding.table_files import call
+from tfplugin.string_hash import hashes
 
 
 class RedisKeyNames:

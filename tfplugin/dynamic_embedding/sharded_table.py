@@ -14,12 +14,13 @@ from tfplugin.dynamic_embedding.dtype_error import DtypeError
 from tfplugin.dynamic_embedding.initial_values import initial_values
 from tfplugin.dynamic_embedding.partition import default_partition_fn
 from tfplugin.dynamic_embedding.row_shape import rows_of_values
-from tfplugin.dynamic_embedding.string_keys import HASHES, KeyNames
+from tfplugin.dynamic_embedding.string_keys import KeyNames
 from tfplugin.dynamic_embedding.table import check_dtypes, table_name
 from tfplugin.keys import refuse_keras_input
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.policies import Policies
+from tfplugin.string_hash import HASHES
 
 
 class ShardedTable(trackable.Trackable):

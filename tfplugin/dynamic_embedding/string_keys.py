@@ -7,15 +7,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
-#: Hashes are below this number. It is close to 2**63, and a multiple of every number up to 40: so that the hash modulo
-#: the number of tables is what `tf.strings.to_hash_bucket_fast` gives for that number.
-HASHES = 1726 * 5342931457063200
-
-
-def hashes(keys: tf.Tensor) -> tf.Tensor:
-    """int64, shape of keys."""
-    return tf.strings.to_hash_bucket_fast(keys, HASHES)
-
 
 class KeyNames(trackable.Trackable):
     """The strings of the hashes that a variable holds.

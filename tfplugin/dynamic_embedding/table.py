@@ -13,12 +13,13 @@ from tfplugin.dynamic_embedding.column_saveable import SavedColumn
 from tfplugin.dynamic_embedding.initial_values import InitialValues, initial_values
 from tfplugin.dynamic_embedding.row_shape import rows_of_values
 from tfplugin.dynamic_embedding.saves_files import TableFiles
-from tfplugin.dynamic_embedding.string_keys import KeyNames, hashes
+from tfplugin.dynamic_embedding.string_keys import KeyNames
 from tfplugin.keys import KEY_DTYPES
 from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.ops import raw
 from tfplugin.placement import on_device_of
 from tfplugin.policies import Policies
+from tfplugin.string_hash import hashes
 
 #: Rows that a table makes room for where nobody says.
 DEFAULT_INIT_SIZE = 8192

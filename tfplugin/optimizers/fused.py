@@ -47,6 +47,11 @@ def set_options(optimizer: Any, options: Options) -> None:
     _options[optimizer] = options
 
 
+def said_of(optimizer: Any) -> Options | None:
+    """What `set_options` has said of `optimizer`; None if nothing."""
+    return _options.get(optimizer)
+
+
 def options_of(optimizer: Any) -> Options:
     """What was said of `optimizer`."""
     return _options.get(optimizer) or getattr(optimizer, "kv_options", None) or Options()

@@ -113,6 +113,9 @@ class RowUpdate:
         self.slots: list[StepVariable] = []
         self.keys: tf.Tensor | None = None
         self.unique = False
+        #: Where the optimizer gathers gradients over steps, and where it has moving averages.
+        self.accumulated: Any = None
+        self.averages: Any = None
 
     def rename(self, prefix: str) -> None:
         """Has the slots lie under another prefix from here on; see `tfplugin.slot_binding`."""

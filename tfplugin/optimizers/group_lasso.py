@@ -365,3 +365,4 @@ def _no_names_of_slots(optimizer: str, *names: str | None) -> None:
 
 
 SparseGroupFtrl = GroupFtrl
+"""The name that TFPlus has for it."""

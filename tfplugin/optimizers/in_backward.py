@@ -51,7 +51,9 @@ class _PartUpdate:
         self._optimizer_name = optimizer.get_name() if own else type(optimizer).__name__
         with tf_ops.init_scope():
             local = variable.name.removesuffix(":0").replace("/", "_")
-            self.step = tf.Variable(0, trainable=False, dtype=tf.int64, name=f"{local}_steps_in_backward")
+            # A file of Keras may have brought the rows with their slots, and the steps so far.
+            steps = variable.__dict__.pop("_steps_in_backward", 0)
+            self.step = tf.Variable(steps, trainable=False, dtype=tf.int64, name=f"{local}_steps_in_backward")
         self.token = backward_updates.register(self)
 
     def __call__(self, keys: tf.Tensor, gradients: tf.Tensor, positions: tf.Tensor | None) -> tf.IndexedSlices:

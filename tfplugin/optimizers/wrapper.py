@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,8 +14,9 @@ from tensorflow.python.trackable import autotrackable
 from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin.kv_variable import KvVariable
-from tfplugin.optimizers import explanation, generic_update, late_variables, parameter_servers
+from tfplugin.optimizers import explanation, generic_update, late_variables, parameter_servers, row_averages
 from tfplugin.optimizers import fused as fusing
+from tfplugin.optimizers.accumulated_rows import AccumulatedRows
 from tfplugin.optimizers.hyperparameters import Step, given
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.optimizers.patch_lock import patch_lock
@@ -43,8 +44,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
     Raises:
       TypeError: not an optimizer.
       ValueError: an option that there is not; in `apply_gradients`, an optimizer that couples the rows of a matrix
-        (Adafactor, Muon; Lamb where it cannot be fused), or one with moving averages or gradient accumulation over
-        all rows.
+        (Adafactor, Muon; Lamb where it cannot be fused), or one with both moving averages and gradient accumulation.
 
     Example:
       >>> opt = tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam(1e-3))
@@ -139,14 +139,29 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         """
         return explanation.explain(self._core, variables)
 
-    @tf.autograph.experimental.do_not_convert  # half the time of a first trace; Keras' own do the same
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies gradients to a list of variables, key-value ones and others."""
+        return self._apply(self.optimizer.apply_gradients, grads_and_vars, *args, **kwargs)
+
+    @tf.autograph.experimental.do_not_convert  # half the time of a first trace; Keras' own do the same
+    def _apply(
+        self,
+        apply: Callable[..., Any],
+        grads_and_vars: Any,
+        *args: Any,
+        sum_before_clipping: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """`apply_gradients` by way of `apply`, the optimizer's own.
+
+        `sum_before_clipping`: clip the gradient of each row as a whole; else, as Keras does with the gradient of a
+        dense ``Embedding``, that of each id of a batch by itself.
+        """
         pairs = parameter_servers.without_tables(grads_and_vars)
         if isinstance(self.optimizer, v1_optimizer.Optimizer) or not generic_update.any_key_value(pairs):
-            return self.optimizer.apply_gradients(pairs, *args, **kwargs)
+            return apply(pairs, *args, **kwargs)
         plans = {v: fusing.plan(self._core, v) for _, v in pairs if isinstance(v, KvVariable)}
-        self._check_supported(plans)
+        check_supported(self._core, plans)
         explanation.note(self._core, pairs)
         with patch_lock(self._core):
             self._build(pairs)
@@ -157,17 +172,21 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 elif g is not None:
                     update = self._updates[v]
                     update.keys, rows = generic_update.row_gradient(v, g)
-                    update.unique = self._clips()
+                    if update.accumulated is not None:
+                        update.accumulated.came = update.keys
+                    update.unique = sum_before_clipping and self._clips()
                     if update.unique:  # clipping has to see the gradient of each row as a whole
                         update.keys, rows = generic_update.sum_equal_keys(update.keys, rows)
                     update.stand_for_table()
                     replaced.append((rows, update.value))
             try:
                 with self._updates_intercepted(plans):
-                    return self.optimizer.apply_gradients(replaced, *args, **kwargs)
+                    return apply(replaced, *args, **kwargs)
             finally:
                 for update in self._updates.values():
                     update.unbind()
+                    if update.accumulated is not None:
+                        update.accumulated.came = None
 
     # ---- Updates ---------------------------------------------------------------------------------------------------
 
@@ -203,6 +222,12 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
             variable = update.variable
             if variable._in_backward is not None:  # has been updated; the empty gradient carries that
                 return None if tf.executing_eagerly() else tf.group(rows)
+            if update.averages is not None:
+                return update.averages.around(update.keys, lambda: move_rows(update, rows, stock, **about))
+            return move_rows(update, rows, stock, **about)
+
+        def move_rows(update: generic_update.RowUpdate, rows: tf.Tensor, stock: Any, **about: Any) -> Any:
+            variable = update.variable
             plan = plans[variable]
             if isinstance(plan, str):
                 decay_first = (lambda: decay([update.value])) if decay is not None else None
@@ -256,6 +281,34 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
             if uses_decay is not None:
                 replace("_use_weight_decay", decays)
                 replace("_apply_weight_decay", lambda vs: decay([v for v in vs if id(v) not in by_value]))
+            if getattr(core, "gradient_accumulation_steps", None):
+                increment = core._backend_increment_gradient_accumulators
+
+                def gather(gradients: Any, accumulators: Any) -> None:
+                    dense = []
+                    for gradient, accumulator in zip(gradients, accumulators, strict=True):
+                        if isinstance(accumulator, AccumulatedRows):
+                            accumulator.gather(gradient)
+                        else:
+                            dense.append((gradient, accumulator))
+                    if dense:
+                        increment(*zip(*dense, strict=True))
+
+                replace("_backend_increment_gradient_accumulators", gather)
+            if getattr(core, "use_ema", None):
+                move_averages = core._update_model_variables_moving_average
+                take_averages = core._overwrite_model_variables_with_average_value
+
+                # Those of dense variables, which come first in the optimizer's list of averages.
+                def only_dense(variables: Sequence[Any]) -> list[Any]:
+                    return [v for v in variables if not isinstance(v, generic_update.StepVariable)]
+
+                def overwrite(variables: Sequence[Any]) -> None:
+                    take_averages(only_dense(variables))
+                    row_averages.overwrite(core)
+
+                replace("_update_model_variables_moving_average", lambda vs: move_averages(only_dense(vs)))
+                replace("_overwrite_model_variables_with_average_value", overwrite)
             if hasattr(core, "_update_step_xla"):
                 compiled = core._update_step_xla
 
@@ -272,22 +325,6 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 object.__delattr__(core, method)
 
     # ---- Slots -----------------------------------------------------------------------------------------------------
-
-    def _check_supported(self, plans: dict[KvVariable, Any]) -> None:
-        core = self._core
-        reason = next((plan for plan in plans.values() if isinstance(plan, str)), None)
-        couples = generic_update.couples_rows(core) or (reason and "Lamb" in _names(core) and "Lamb")
-        if couples:
-            raise ValueError(
-                f"{couples} couples the rows of a matrix, so its own update cannot run on the rows of a key-value "
-                f"variable that a step touched ({reason}). Use an optimizer that treats elements alone, such as Adam."
-            )
-        for attribute, what in (
-            ("use_ema", "a moving average of all rows (use_ema)"),
-            ("gradient_accumulation_steps", "gradient accumulation over all rows"),
-        ):
-            if getattr(core, attribute, None):
-                raise ValueError(f"{type(core).__name__}: key-value variables do not support {what}.")
 
     def _build(self, pairs: list[tuple[Any, Any]]) -> None:
         """Has the optimizer make its slots; those of key-value variables are noted instead."""
@@ -316,6 +353,12 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 with tf.name_scope(optimizer.name):
                     optimizer.build(variables)
 
+    def _averages(self, update: generic_update.RowUpdate) -> row_averages.RowAverages:
+        if update.averages is None:
+            update.averages = row_averages.RowAverages(update, self._core)
+            row_averages.note(self._core, update.averages)
+        return update.averages
+
     @contextlib.contextmanager
     def _slots_noted(self) -> Iterator[None]:
         optimizer = self._core
@@ -340,7 +383,12 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 update = by_value.get(id(reference))
                 if update is None:
                     return stock(*args, **kwargs)
-                made = update.add_slot(names.get(slot, slot), constant(initializer, slot))
+                if slot == "gradient_accumulator":
+                    made = update.accumulated = update.accumulated or AccumulatedRows(update, optimizer)
+                elif slot == "average" and getattr(optimizer, "use_ema", False):
+                    made = self._averages(update).place
+                else:
+                    made = update.add_slot(names.get(slot, slot), constant(initializer, slot))
                 if method == "add_slot":
                     optimizer._slots.setdefault(reference._unique_id, {})[slot] = made
                 else:
@@ -380,6 +428,44 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                     object.__delattr__(optimizer, method)
                 else:
                     object.__setattr__(optimizer, method, own)
+
+
+def check_supported(core: Any, plans: Mapping[KvVariable, Any]) -> None:
+    """Raises ValueError for an optimizer that cannot update a table. `plans`: what `fused.plan` says for each."""
+    reason = next((plan for plan in plans.values() if isinstance(plan, str)), None)
+    couples = generic_update.couples_rows(core) or (reason and "Lamb" in _names(core) and "Lamb")
+    if couples:
+        raise ValueError(
+            f"{couples} couples the rows of a matrix, so its own update cannot run on the rows of a key-value "
+            f"variable that a step touched ({reason}). Use an optimizer that treats elements alone, such as Adam."
+        )
+    if not getattr(core, "gradient_accumulation_steps", None):
+        return
+    if getattr(core, "use_ema", None):
+        raise ValueError(
+            f"{type(core).__name__}: key-value variables have moving averages (use_ema) or gradient accumulation "
+            "(gradient_accumulation_steps), not both: the averages of all rows would move on in steps that touch none."
+        )
+    increment = getattr(core, "_backend_increment_gradient_accumulators", None)
+    if increment is None or len(inspect.signature(increment).parameters) != 2:
+        raise ValueError(
+            f"{type(core).__name__}: gradient_accumulation_steps of key-value variables needs a newer Keras 3."
+        )
+
+
+def wrapper_of(optimizer: Any) -> OptimizerWrapper:
+    """The wrapper by which a model's optimizer updates tables, with the options that one of its user's own has set."""
+    if isinstance(optimizer, OptimizerWrapper):
+        return optimizer
+    wrapper = vars(optimizer).get("_kv_wrapper")
+    if wrapper is None:
+        options = fusing.said_of(innermost(optimizer))
+        wrapper = OptimizerWrapper(optimizer)
+        if options is not None:
+            fusing.set_options(wrapper._core, options)
+        # Past what Keras makes of attributes: it is no part of the optimizer.
+        object.__setattr__(optimizer, "_kv_wrapper", wrapper)
+    return wrapper
 
 
 def _names(optimizer: Any) -> list[str]:

@@ -64,7 +64,7 @@ __all__ = [
     "tf_version",
 ]
 
-#: Of TensorFlow: ``[2, 21, 0]``.
 tf_version = [int(number) for number in re.findall(r"\d+", tf.__version__)[:3]]
+"""Of TensorFlow: ``[2, 21, 0]``."""
 
 tensorflow_hooks.add(keras_layers.install, keras_layers.uninstall)

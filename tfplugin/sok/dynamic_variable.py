@@ -72,6 +72,7 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
     """
 
     _optimizer_wrapper = "sok.OptimizerWrapper"
+    _trained_by_keras = False
     _how_to_train = (
         "Train it by sok.OptimizerWrapper(optimizer) in a training loop, or the model's train_step, of your own: "
         "sok.filter_variables(model.trainable_variables) has it."

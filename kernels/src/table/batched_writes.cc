@@ -16,28 +16,36 @@ void ShardedTable::WriteColumns(const BatchTime& time, const void* keys, int64_t
                                 const std::vector<ColumnIn>& in, bool existing_only, ParallelFor& threads,
                                 const Prepare& prepare, const Finish& finish) {
   const std::shared_ptr<const InitialValue> init = initial();
-  const bool has_value =
-      std::any_of(in.begin(), in.end(), [](const ColumnIn& column) { return column.column == 0; });
   const std::shared_lock<RwSpinlock> same_slots(slots_lock_);
   const std::shared_ptr<const RowLayout> rows = layout();
-  for (const ColumnIn& column : in) rows->At(column.column, column.width, column.generation);
+  struct Piece {
+    int64_t offset;
+    int64_t bytes;
+    const char* from;
+  };
+  std::vector<Piece> values, slots;
+  std::vector<bool> given(rows->columns.size());
+  for (const ColumnIn& column : in) {
+    const RowLayout::Column& at = rows->At(column.column, column.width, column.generation);
+    (column.column == 0 ? values : slots)
+        .push_back({at.offset, at.bytes, static_cast<const char*>(column.data)});
+    given[static_cast<size_t>(column.column)] = true;
+  }
+  const bool has_value = !values.empty();
+  const bool has_all_slots = std::all_of(given.begin() + 1, given.end(), [](bool one) { return one; });
+  const auto write = [](const std::vector<Piece>& pieces, char* at, int64_t i) {
+    for (const Piece& piece : pieces) {
+      std::memcpy(at + piece.offset, piece.from + i * piece.bytes, static_cast<size_t>(piece.bytes));
+    }
+  };
   WriteBatch(
       time, keys, n, existing_only, threads, [&](Shard& shard) { prepare(shard, n); }, [](int64_t) {},
       [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
-        const RowLayout& layout = *shard.layout;
         char* const at = shard.rows.Row(row);
-        const auto write = [&](bool slots) {
-          for (const ColumnIn& column : in) {
-            if ((column.column > 0) != slots) continue;
-            const RowLayout::Column& c = layout.columns[static_cast<size_t>(column.column)];
-            std::memcpy(at + c.offset, static_cast<const char*>(column.data) + i * c.bytes,
-                        static_cast<size_t>(c.bytes));
-          }
-        };
         if (is_new && !has_value) init->Fill(key, at);
-        write(false);
-        if (is_new) layout.InitializeSlots(at);  // some copy the value
-        write(true);
+        write(values, at, i);
+        if (is_new && !has_all_slots) rows->InitializeSlots(at);  // some copy the value
+        write(slots, at, i);
         finish(shard, row, i);
       });
 }

@@ -17,6 +17,7 @@ from tfplugin.dynamic_embedding import restrict_policies, shadow_ops
 from tfplugin.dynamic_embedding.get_variable import get_variable, unused_name
 from tfplugin.dynamic_embedding.keras.layers.table_rows import TableRows, keys_of, table_rows
 from tfplugin.dynamic_embedding.partition import default_partition_fn
+from tfplugin.embedding_layers.layer_ids import scattered
 from tfplugin.keys import refuse_keras_input
 from tfplugin.policies import POLICY_ARGUMENTS, Policies
 
@@ -198,9 +199,7 @@ class EmbeddingLayer:
         """
         refuse_keras_input(ids, f"Layer '{self.name}'")  # type: ignore[attr-defined]
         if isinstance(ids, tf.SparseTensor):
-            shape = tf.concat([ids.dense_shape, [self.embedding_size]], 0)
-            rows = tf.scatter_nd(ids.indices, self._rows(ids.values), shape)
-            return tf.ensure_shape(rows, ids.shape.concatenate([self.embedding_size]))
+            return scattered(ids, self._rows(ids.values), self.embedding_size)
         return self._rows(ids)
 
     def _rows(self, ids: Any) -> Any:

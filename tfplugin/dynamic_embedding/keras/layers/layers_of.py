@@ -9,6 +9,7 @@ from tfplugin.dynamic_embedding.keras.layers.embedding import EmbeddingLayer
 from tfplugin.dynamic_embedding.keras.layers.field_wise_embedding import FieldWiseLayer
 from tfplugin.dynamic_embedding.keras.layers.hvd_all_to_all_embedding import HvdAllToAllLayer
 from tfplugin.dynamic_embedding.keras.layers.squashed_embedding import SquashedLayer
+from tfplugin.embedding_layers.layer_class import layer_class
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,9 @@ def layers_of(keras: Any, module: str) -> Layers:
     keras_3 = not hasattr(layer, "_gather_children_attribute")
 
     def make(name: str, bases: tuple[type, ...], doc: str, **attributes: Any) -> Any:
-        made = type(name, bases, {"__doc__": doc, "__module__": module, **attributes})
-        return keras.utils.register_keras_serializable("tfplugin.dynamic_embedding")(made)
+        return layer_class(keras, "tfplugin.dynamic_embedding", module, name, bases, doc, **attributes)
 
-    embedding = make(
-        "Embedding", (EmbeddingLayer, layer), _EMBEDDING, _keras=keras, **(_listing(layer) if keras_3 else {})
-    )
+    embedding = make("Embedding", (EmbeddingLayer, layer), _EMBEDDING, **(_listing(layer) if keras_3 else {}))
     return Layers(
         embedding,
         make("SquashedEmbedding", (SquashedLayer, embedding), _SQUASHED),

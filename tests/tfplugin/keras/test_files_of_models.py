@@ -1,0 +1,338 @@
+"""Files of models with tables: training goes on from them as that of a model with a dense `Embedding` does."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from kept_models import again, kept_pair, of, rows, table_layer
+from keras_pairs import KERASES, assert_alike, batches, losses, model_of
+
+import tfplugin
+
+DATA = batches(4)
+
+
+def _whole(name):
+    """Saves a model to a file, and loads it."""
+
+    def there_and_back(keras, model, folder):
+        path = str(folder / f"{model.layers[1].__class__.__name__}-{name}")
+        if name == "folder":
+            model.save(path, zipped=False)
+        else:
+            model.save(path, **({"save_format": "tf"} if name == "saved_model" else {}))
+        return keras.models.load_model(path)
+
+    return there_and_back
+
+
+WAYS = {
+    "keras": _whole("m.keras"),
+    "h5": _whole("m.h5"),
+    "folder": _whole("folder"),
+    "saved_model": _whole("saved_model"),
+    "deepcopy": lambda keras, model, folder: copy.deepcopy(model),
+    "pickle": lambda keras, model, folder: pickle.loads(pickle.dumps(model)),
+}
+#: What one Keras alone has; and that Keras 3 writes no weights into an .h5 file that it would read again.
+ONLY = {"h5": tf_keras, "saved_model": tf_keras, "folder": KERASES["keras3"]}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_training_goes_on_as_if_it_had_not_stopped(both_kerases, tmp_path, way):
+    if ONLY.get(way, both_kerases) is not both_kerases:
+        pytest.skip("this Keras has no such file")
+    models = kept_pair(both_kerases)
+    for model in models.models:
+        list(losses(model, DATA[:2]))
+    loaded = again(models, *(WAYS[way](both_kerases, model, tmp_path) for model in models.models))
+    # A SavedModel of tf_keras brings no state of the optimizer, which starts anew for rows as for dense weights.
+    stateless = way == "saved_model"
+    assert loaded.table is not models.table
+    assert loaded.table.slot_names() == (set() if stateless else models.table.slot_names())
+    for slot in (None, *loaded.table.slot_names()):
+        assert of(loaded.table, slot) == of(models.table, slot)
+    on = [list(losses(model, DATA[2:])) for model in (*models.models, *loaded.models)]
+    if not stateless:
+        np.testing.assert_array_equal(on[2], on[0])
+    np.testing.assert_allclose(on[2], on[3], rtol=1e-5)
+    assert_alike(loaded, DATA[0][0])
+
+
+@pytest.mark.parametrize("kind", ["w.weights.h5", "m.keras", "checkpoint"])
+@pytest.mark.parametrize("built", [True, False], ids=["built", "unbuilt"])
+def test_weights_go_into_another_model(both_kerases, tmp_path, kind, built):
+    if kind == "checkpoint" and (both_kerases is not tf_keras or not built):
+        pytest.skip("of tf_keras, which builds as it restores")
+    models, others = kept_pair(both_kerases), kept_pair(both_kerases, seed=1)
+    for number, (model, other) in enumerate(zip(models.models, others.models, strict=True)):
+        list(losses(model, DATA[:2]))
+        path = str(tmp_path / f"{number}-{kind}")
+        (model.save if kind == "m.keras" else model.save_weights)(path)
+        if built:
+            other.optimizer.build(other.trainable_variables)
+        other.load_weights(path)
+    assert of(others.table) == of(models.table)
+    # As for dense weights: an optimizer that has nothing yet does not take what the file has of its own.
+    assert others.table.slot_names() == (models.table.slot_names() if built else set())
+    on = [list(losses(model, DATA[2:])) for model in (*models.models, *others.models)]
+    np.testing.assert_allclose(on[2], on[3], rtol=1e-5)
+    if built:
+        np.testing.assert_allclose(on[2], on[0], rtol=1e-6)
+    assert_alike(others, DATA[0][0])
+
+
+def test_slots_that_stood_under_another_optimizers_name_are_those_of_the_models_own(both_kerases, tmp_path):
+    models = kept_pair(both_kerases)
+    before = models.ours.optimizer  # alive, and has the name
+    list(losses(models.ours, DATA[:1]))
+    models.ours.compile(both_kerases.optimizers.Adam(0.1), "mse", run_eagerly=True)
+    list(losses(models.ours, DATA[:2]))
+    assert any(name.startswith("Adam_1.") for name in models.table.slot_names()), before
+    models.ours.save(str(tmp_path / "m.keras"))
+    loaded = both_kerases.models.load_model(str(tmp_path / "m.keras"))
+    assert list(losses(loaded, DATA[2:])) == list(losses(models.ours, DATA[2:]))
+
+
+@pytest.mark.parametrize("saved, loaded", [(1, 3), (3, 1), (2, 3)])
+def test_any_number_of_parts_goes_into_any_other(both_kerases, tmp_path, saved, loaded):
+    models, other = kept_pair(both_kerases, parts=saved), kept_pair(both_kerases, parts=loaded, seed=1)
+    models.ours.save_weights(str(tmp_path / "a.weights.h5"))
+    other.ours.load_weights(str(tmp_path / "a.weights.h5"))
+    assert of(other.table) == of(models.table)
+
+
+def test_several_tables_of_one_model_and_a_layer_that_two_places_share(both_kerases, tmp_path):
+    keras = both_kerases
+    layer = table_layer(keras)
+
+    def made():
+        ids = keras.Input((3,), dtype="int64")
+        shared, other = layer(table="user"), layer(table="item")
+        inner = keras.Sequential([keras.Input((3,), dtype="int64"), layer(table="nested")])
+        values = keras.layers.Concatenate()([shared(ids), shared(ids + 1), other(ids), inner(ids)])
+        return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(values))), (shared, other, inner.layers[0])
+
+    model, layers = made()
+    for number, one in enumerate(layers):
+        one.table.upsert(np.arange(3 + number), np.full((3 + number, 4), number + 1.0))
+    assert model.count_params() == 4 * (3 + 4 + 5) + len(np.ravel(model.get_weights()[0])) + 1
+    model.save(str(tmp_path / "m.keras"))
+    ids = np.arange(6).reshape(2, 3)
+    loaded = keras.models.load_model(str(tmp_path / "m.keras"))
+    np.testing.assert_array_equal(loaded.predict(ids, verbose=0), model.predict(ids, verbose=0))
+    model.save_weights(str(tmp_path / "w.weights.h5"))
+    second, tables = made()
+    second.load_weights(str(tmp_path / "w.weights.h5"))
+    assert [of(one.table) for one in tables] == [of(one.table) for one in layers]
+
+
+@pytest.mark.parametrize("file", ["m.keras", "w.weights.h5"])
+def test_all_that_a_row_has_comes_back(both_kerases, tmp_path, file):
+    options = {"value_dtype": "bfloat16", "key_dtype": "uint64", "max_capacity": 32}
+    model, other = (model_of(both_kerases, rows(both_kerases, **options)) for _ in range(2))
+    before = model.get_layer("embedding").table
+    keys = np.array([0, 2**63, 2**64 - 1], np.uint64)
+    before.upsert(keys, [[1.0] * 4, [np.nan] * 4, [-np.inf] * 4])
+    if file == "m.keras":
+        model.save(str(tmp_path / file))
+        other = both_kerases.models.load_model(str(tmp_path / file))
+    else:
+        model.save_weights(str(tmp_path / file))
+        other.load_weights(str(tmp_path / file))
+    table = other.get_layer("embedding").table
+    assert table.dtype == tf.bfloat16 and table.key_dtype == tf.uint64 and table.max_capacity == 32
+    kept, loaded = (tf.cast(one.sparse_read(keys, training=False), tf.float32) for one in (before, table))
+    np.testing.assert_array_equal(loaded, kept)
+    for mine, theirs in zip(table.stamps(keys), before.stamps(keys), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_the_tables_of_an_archive_are_a_checkpoint_that_every_tool_reads(both_kerases, tmp_path):
+    from kvtools.dialects.detect import open_checkpoint
+
+    models = kept_pair(both_kerases)
+    list(losses(models.ours, DATA[:1]))
+    models.ours.save(str(tmp_path / "m.keras"))
+    with zipfile.ZipFile(tmp_path / "m.keras") as archive:
+        listed = json.loads(archive.read("kv_tables/tables.json"))
+        archive.extractall(tmp_path / "out", [name for name in archive.namelist() if name.startswith("kv_tables/")])
+    assert [(one["name"], one["rows"]) for one in listed["tables"]] == [("user", 12)]
+    source = open_checkpoint(tmp_path / "out" / "kv_tables" / "tables")
+    assert list(source.tables) == ["user"]
+    fresh = tfplugin.get_kv_variable("user", embedding_dim=4)
+    tfplugin.restore_tables(str(tmp_path / "out" / "kv_tables" / "tables"), fresh)
+    assert of(fresh) == of(models.table)
+
+
+def test_steps_of_updates_in_the_backward_pass_go_on(both_kerases, tmp_path):
+    models, other = kept_pair(both_kerases), kept_pair(both_kerases, seed=1)
+    optimizer = both_kerases.optimizers.Adam(0.1)
+    tfplugin.apply_in_backward(models.table, optimizer)
+    list(losses(models.ours, DATA[:2]))
+    models.ours.save(str(tmp_path / "m.keras"))
+    models.ours.save_weights(str(tmp_path / "w.weights.h5"))
+    loaded = both_kerases.models.load_model(str(tmp_path / "m.keras"))
+    tfplugin.apply_in_backward(loaded.get_layer("embedding").table, optimizer)
+    tfplugin.apply_in_backward(other.table, optimizer)
+    other.ours.optimizer.build(other.ours.trainable_variables)
+    other.ours.load_weights(str(tmp_path / "w.weights.h5"))
+    expected = list(losses(models.ours, DATA[2:]))
+    assert list(losses(loaded, DATA[2:])) == expected
+    np.testing.assert_allclose(list(losses(other.ours, DATA[2:])), expected, rtol=1e-6)
+
+
+def test_a_clone_has_a_table_of_its_own_and_no_rows(both_kerases):
+    models = kept_pair(both_kerases, initial=0.5)
+    models.table.upsert([1], [[2.0] * 4])
+    clone = both_kerases.models.clone_model(models.ours)
+    table = clone.get_layer("embedding").table
+    assert table is not models.table and int(table.size()) == 0
+    clone.set_weights(models.ours.get_weights())
+    assert of(table) == of(models.table)
+    np.testing.assert_array_equal(clone.predict(DATA[0][0], verbose=0), models.ours.predict(DATA[0][0], verbose=0))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_deep_copy_of_a_layer_has_rows_of_its_own(both_kerases, parts):
+    models = kept_pair(both_kerases, parts=parts)
+    list(losses(models.ours, DATA[:1]))
+    copied = copy.deepcopy(models.table)
+    assert of(copied) == of(models.table) and copied.name == models.table.name
+    for mine, theirs in zip(copied._kv_parts, models.table._kv_parts, strict=True):
+        assert mine.slot_names() == theirs.slot_names() != set()
+    models.table.upsert([1], [[9.0] * 4])
+    assert of(copied)[1] != of(models.table)[1]
+    if both_kerases is tf_keras:
+        assert of(copy.deepcopy(models.embedding).table) == of(models.table)
+
+
+def test_a_copy_of_a_variable_of_a_graph_is_refused(session):
+    table = tfplugin.get_kv_variable("user", embedding_dim=4)
+    with pytest.raises(NotImplementedError, match="one of a graph"):
+        copy.deepcopy(table)
+
+
+def test_a_loaded_model_that_is_not_compiled_has_rows_and_no_slots(both_kerases, tmp_path):
+    models = kept_pair(both_kerases)
+    list(losses(models.ours, DATA[:2]))
+    models.ours.save(str(tmp_path / "m.keras"))
+    loaded = both_kerases.models.load_model(str(tmp_path / "m.keras"), compile=False)
+    table = loaded.get_layer("embedding").table
+    assert of(table) == of(models.table) and table.slot_names() == set()
+
+
+def test_a_model_without_rows_yet(both_kerases, tmp_path):
+    models = kept_pair(both_kerases, initial=0.5)
+    models.ours.save(str(tmp_path / "m.keras"))
+    loaded = both_kerases.models.load_model(str(tmp_path / "m.keras"))
+    assert int(loaded.get_layer("embedding").table.size()) == 0
+    np.testing.assert_array_equal(loaded.predict(DATA[0][0], verbose=0), models.ours.predict(DATA[0][0], verbose=0))
+
+
+def test_a_subclassed_model_and_a_table_of_the_model_itself(both_kerases, tmp_path):
+    keras = both_kerases
+
+    @keras.utils.register_keras_serializable("tests")
+    class Scores(keras.Model):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.tables = {"a": [tfplugin.get_kv_variable("own", embedding_dim=2)]}
+            self.score = keras.layers.Dense(1)
+
+        def call(self, ids):
+            return self.score(tf.reduce_sum(tf.nn.embedding_lookup(self.tables["a"][0], ids), axis=1))
+
+    models = [Scores(), Scores()]
+    for number, model in enumerate(models):
+        model(tf.constant([[1, 2, 3 + number]], tf.int64))
+    models[0].save_weights(str(tmp_path / "w.weights.h5"))
+    models[1].load_weights(str(tmp_path / "w.weights.h5"))
+    assert of(models[1].tables["a"][0]) == of(models[0].tables["a"][0])
+
+
+def test_a_model_that_was_loaded_serves_from_stock_tensorflow(both_kerases, tmp_path):
+    models = kept_pair(both_kerases)
+    list(losses(models.ours, DATA[:1]))
+    models.ours.save(str(tmp_path / "m.keras"))
+    loaded = both_kerases.models.load_model(str(tmp_path / "m.keras"))
+    tfplugin.export_saved_model(loaded, tmp_path / "served")
+    served = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"]
+    (name,) = served.structured_input_signature[1]
+    (answer,) = served(**{name: tf.constant(DATA[0][0])}).values()
+    np.testing.assert_allclose(answer, models.ours.predict(DATA[0][0], verbose=0), rtol=1e-6)
+
+
+def test_names_that_keras_numbers_are_the_same_table(both_kerases, tmp_path):
+    keras = both_kerases
+    first, second = (model_of(keras, rows(keras, table=name)) for name in ("embedding_4", "embedding_11"))
+    first.get_layer("embedding").table.upsert([1], [[1.0] * 4])
+    first.save_weights(str(tmp_path / "w.weights.h5"))
+    second.load_weights(str(tmp_path / "w.weights.h5"))
+    assert of(second.get_layer("embedding").table) == {1: [1.0] * 4}
+
+
+@pytest.mark.parametrize(
+    "options", [{"gradient_accumulation_steps": 3}, {"use_ema": True}], ids=["gathering", "averages"]
+)
+def test_what_an_optimizer_of_keras_3_has_gathered_goes_on(tmp_path, options):
+    models = kept_pair(tf.keras)
+    for number, model in enumerate(models.models):
+        model.compile(tf.keras.optimizers.Adam(0.1, **options), "mse", run_eagerly=True)
+        list(losses(model, DATA[:2]))
+        model.save(str(tmp_path / f"{number}.keras"))
+    loaded = again(models, *(tf.keras.models.load_model(str(tmp_path / f"{number}.keras")) for number in range(2)))
+    on = [list(losses(model, [*DATA[2:], *DATA])) for model in (*models.models, *loaded.models)]
+    np.testing.assert_allclose(on[2], on[0], rtol=1e-6)
+    np.testing.assert_allclose(on[2], on[3], rtol=1e-5)
+    for model in loaded.models:
+        model.optimizer.finalize_variable_values(model.trainable_variables)
+    if "use_ema" not in options:
+        assert_alike(loaded, DATA[0][0])
+
+
+@pytest.mark.parametrize("file", ["m.keras", "w.weights.h5", "m.h5"])
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_layers_of_ours_with_optimizers_of_their_own(both_kerases, tmp_path, file):
+    keras, layers = (
+        both_kerases,
+        importlib.import_module(f"tfplugin.{'tf_keras' if both_kerases is tf_keras else 'keras'}"),
+    )
+    if file == "m.h5" and keras is not tf_keras:
+        pytest.skip("Keras 3 writes no such file")
+
+    def made():
+        ids = keras.Input((3,), dtype="int64")
+        own = layers.TableConfig("own", embedding_dim=4, combiner="sum", optimizer=keras.optimizers.Adam(0.05))
+        other = layers.TableConfig("other", embedding_dim=2, combiner="mean")
+        features = {"a": layers.FeatureConfig("a", own), "b": layers.FeatureConfig("b", other)}
+        several = layers.EmbeddingCollection(features, name="several")({"a": ids, "b": ids})
+        one = layers.Embedding(3, combiner="sum", optimizer="adagrad", name="one")(ids)
+        values = keras.layers.Concatenate()([several["a"], several["b"], one])
+        model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="ones")(values))
+        model.compile(keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
+        return model
+
+    model, loaded = made(), made()
+    list(losses(model, DATA[:2]))
+    path = str(tmp_path / file)
+    if "weights" in file:
+        loaded.optimizer.build(loaded.trainable_variables)
+        model.save_weights(path)
+        loaded.load_weights(path)
+    else:
+        model.save(path)
+        loaded = keras.models.load_model(path)
+    tables = [{**one.get_layer("several").tables, "one": one.get_layer("one").table} for one in (model, loaded)]
+    for name, table in tables[0].items():
+        assert of(tables[1][name]) == of(table) and tables[1][name].slot_names() == table.slot_names() != set()
+    np.testing.assert_array_equal(list(losses(loaded, DATA[2:])), list(losses(model, DATA[2:])))

@@ -1,0 +1,295 @@
+"""Ids of every kind in `Embedding`, beside Keras's own layer and NumPy."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfplugin
+
+DIM = 4
+ROWS = np.random.default_rng(0).normal(size=(12, DIM)).astype(np.float32)
+#: Samples of different lengths, one of them empty; and a weight for each id.
+BAGS = [[3, 1, 3], [], [7], [0, 11]]
+WEIGHTS = [[0.5, 2.0, 1.0], [], [3.0], [1.5, 0.25]]
+
+
+@pytest.fixture
+def embedding(layers):
+    """Makes layers whose ids below 12 have rows."""
+
+    def embedding(combiner=None, dim=DIM, **options):
+        layer = layers.Embedding(dim, combiner, **options)
+        keys = np.setdiff1d(np.arange(len(ROWS)), [options.get("padding_id", -1)])
+        layer.table.upsert(keys, ROWS[keys])
+        return layer
+
+    return embedding
+
+
+def _pooled(bags, combiner, weights=None):
+    pooled = []
+    for i, bag in enumerate(bags):
+        w = np.array(weights[i] if weights else np.ones(len(bag)), np.float64)
+        total = (w[:, None] * ROWS[np.array(bag, int)]).sum(0) if len(bag) else np.zeros(DIM)
+        divisor = {"sum": 1.0, "mean": w.sum(), "sqrtn": np.sqrt((w * w).sum())}[combiner]
+        pooled.append(total / divisor if len(bag) else total)
+    return np.stack(pooled).astype(np.float32)
+
+
+def _ragged(values, dtype=tf.int64):
+    return tf.ragged.constant(values, dtype=dtype)
+
+
+def _sparse(values, dtype=tf.int64):
+    ragged = _ragged(values, dtype)
+    indices = [[i, j] for i, bag in enumerate(values) for j in range(len(bag))]
+    return tf.SparseTensor(indices, ragged.flat_values, [len(values), 3])
+
+
+def _alike(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 3, 2)])
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+def test_dense_ids(both_kerases, embedding, shape, dtype):
+    ids = np.random.default_rng(1).integers(0, len(ROWS), shape).astype(dtype)
+    stock = both_kerases.layers.Embedding(len(ROWS), DIM)
+    stock.build((None, None))
+    stock.set_weights([ROWS])
+    layer = embedding()
+    _alike(layer(ids), stock(ids.astype("int64")))
+    assert layer.compute_output_shape((None, *shape[1:])) == (None, *shape[1:], DIM)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_combiners(embedding, combiner, weighted):
+    layer = embedding(combiner)
+    weights = WEIGHTS if weighted else None
+    expected = _pooled(BAGS, combiner, weights)
+    for kind in (_ragged, _sparse):
+        _alike(layer(kind(BAGS), weights=kind(WEIGHTS, tf.float32) if weighted else None), expected)
+    ids = np.array([[3, 1, 3], [7, 0, 11]])
+    numbers = np.array([[0.5, 2.0, 1.0], [3.0, 1.5, 0.25]], np.float32)
+    expected = _pooled(ids, combiner, numbers.tolist() if weighted else None)
+    _alike(layer(ids, weights=numbers if weighted else None), expected)
+    of_more = layer(ids[np.newaxis], weights=numbers[np.newaxis] if weighted else None)
+    _alike(of_more, expected[np.newaxis])
+    if combiner == "mean":
+        _alike(layer(tf.constant([3, 1])), ROWS[[3, 1]])  # one for each sample
+    assert layer.compute_output_shape((None, 5)) == (None, DIM)
+    assert layer.compute_output_shape((None, 2, 5)) == (None, 2, DIM)
+
+
+def test_ragged_and_sparse_ids_without_a_combiner(embedding):
+    layer = embedding()
+    rows = layer(_ragged(BAGS))
+    assert isinstance(rows, tf.RaggedTensor)
+    np.testing.assert_array_equal(rows.flat_values, ROWS[[3, 1, 3, 7, 0, 11]])
+    dense = layer(_sparse(BAGS)).numpy()
+    assert dense.shape == (4, 3, DIM)
+    np.testing.assert_array_equal(dense[0], ROWS[[3, 1, 3]])
+    assert not dense[1].any() and not dense[3, 2].any()
+
+
+def test_the_innermost_dimension_of_more_is_pooled(embedding):
+    layer = embedding("mean")
+    nested = tf.ragged.constant([[[3, 1], []], [[7]]], dtype=tf.int64)
+    pooled = layer(nested)
+    assert pooled.shape.as_list() == [2, None, DIM]
+    _alike(pooled.flat_values, _pooled([[3, 1], [], [7]], "mean"))
+    uniform = tf.RaggedTensor.from_row_splits(tf.constant([[3, 1], [7, 0]], tf.int64), [0, 1, 2])
+    _alike(layer(uniform).flat_values, _pooled([[3, 1], [7, 0]], "mean"))
+    sparse = tf.SparseTensor([[0, 0, 1], [0, 1, 0], [1, 1, 0]], tf.constant([3, 1, 7], tf.int64), [2, 2, 2])
+    _alike(tf.reshape(layer(sparse), [-1, DIM]), _pooled([[3], [1], [], [7]], "mean"))
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+@pytest.mark.parametrize("options", [{"mask_zero": True}, {"padding_id": 7}, {"padding_id": 7, "mask_zero": True}])
+def test_a_combiner_leaves_the_padding_out(embedding, options, kind):
+    layer = embedding("mean", **options)
+    padding = options.get("padding_id", 0)
+    bags = [[3, 0, 7], [7, 7, 0], [padding] * 3]
+    ids = {"dense": np.array, "ragged": _ragged, "sparse": _sparse}[kind](bags)
+    _alike(layer(ids, training=True), _pooled([[i for i in bag if i != padding] for bag in bags], "mean"))
+
+
+def test_padding_without_a_combiner(both_kerases, layers):
+    layer = layers.Embedding(DIM, padding_id=-1, mask_zero=True, initializer=1.0)
+    ids = tf.constant([[5, -1], [0, 5]], tf.int64)
+    rows = layer(ids, training=True)
+    np.testing.assert_array_equal(rows[:, :, 0], [[1, 0], [1, 1]])
+    np.testing.assert_array_equal(layer.compute_mask(ids), [[True, False], [True, True]])
+    assert int(layer.table.size()) == 2
+    assert layers.Embedding(DIM, padding_id=-1).compute_mask(ids) is None
+
+
+def test_masks_go_on_to_other_layers(both_kerases, embedding):
+    keras, ids = both_kerases, np.array([[3, 1, 0, 0], [7, 0, 2, 5]])
+    stock = keras.layers.Embedding(len(ROWS), DIM, mask_zero=True)
+    lstm = keras.layers.LSTM(3)
+    predictions = []
+    for layer in (embedding(mask_zero=True), stock):
+        inputs = keras.Input((None,), dtype="int64")
+        model = keras.Model(inputs, lstm(layer(inputs)))
+        if layer is stock:
+            stock.set_weights([ROWS])
+        predictions.append(model.predict(ids, verbose=0))
+        again = keras.models.clone_model(model)
+        assert again.predict(ids, verbose=0).shape == (2, 3)
+    _alike(*predictions)
+    sparse = tf.sparse.from_dense(tf.constant([[3, 1, 0]], tf.int64))
+    np.testing.assert_array_equal(embedding(mask_zero=True).compute_mask(sparse), [[True, True, False]])
+    assert embedding(mask_zero=True).compute_mask(_ragged(BAGS)) is None
+    assert embedding("sum", mask_zero=True).compute_mask(tf.constant(ids)) is None
+
+
+def test_strings_are_hashed_as_stated(layers):
+    layer = layers.Embedding(DIM, key_dtype="string", mask_zero=True)
+    words = tf.constant([["ad", ""], ["größe", "ad"]])
+    rows = layer(words, training=True)
+    np.testing.assert_array_equal(rows[0, 0], rows[1, 1])
+    expected = tf.strings.to_hash_bucket_fast(["ad", "", "größe"], 1726 * 5342931457063200).numpy()
+    assert sorted(layer.table.export()[0].numpy()) == sorted(expected)
+    assert expected[0] == 6182169512875231448  # on every machine, in every version
+    np.testing.assert_array_equal(layer.compute_mask(words), [[True, False], [True, True]])
+    padded = layers.Embedding(DIM, "sum", key_dtype="string", padding_id="none", initializer=1.0)
+    np.testing.assert_array_equal(padded(tf.constant([["ad", "none"]]), training=True), np.ones((1, DIM)))
+    with pytest.raises(TypeError, match=r"string keys, got ids of int64: convert them with tf\.strings\.as_string"):
+        layer(tf.constant([[1, 2]], tf.int64))
+    # Where keys are int64, too.
+    np.testing.assert_array_equal(layers.Embedding(DIM, initializer=1.0)(words, training=True)[0, 0], np.ones(DIM))
+    with pytest.raises(TypeError, match="strings need int64 keys"):
+        layers.Embedding(DIM, key_dtype="int32")(words)
+    with pytest.raises(TypeError, match="has padding_id=5, got ids of string"):
+        layers.Embedding(DIM, "sum", padding_id=5)(words)
+
+
+def test_inputs_of_functional_models(both_kerases, embedding):
+    keras = both_kerases
+    kinds = [(_sparse, {"sparse": True})]
+    if "ragged" in inspect.signature(keras.Input).parameters:  # Keras 3 has it since 3.10
+        kinds.append((_ragged, {"ragged": True}))
+    for kind, options in kinds:
+        ids, weights = (
+            keras.Input((3 if "sparse" in options else None,), dtype=d, **options) for d in ("int64", "float32")
+        )
+        pooled = embedding("mean")(ids, weights=weights)
+        assert tuple(pooled.shape) == (None, DIM)
+        model = keras.Model([ids, weights], pooled)
+        _alike(model([kind(BAGS), kind(WEIGHTS, tf.float32)]), _pooled(BAGS, "mean", WEIGHTS))
+        model = keras.Model(ids, embedding()(ids))
+        assert isinstance(model(kind(BAGS)), tf.RaggedTensor if kind is _ragged else tf.Tensor)
+
+
+def test_float_ids_are_refused(both_kerases, embedding):
+    keras, layer = both_kerases, embedding()
+    message = r'got ids of float32: floats have lost .*keras\.Input\(shape, dtype="int64"\)'
+    with pytest.raises(TypeError, match=message):
+        layer(np.array([[1.0, 2.0]], np.float32))
+    with pytest.raises(TypeError, match=message):
+        embedding()(keras.Input((3,)))
+    with pytest.raises(TypeError, match="got ids of bool"):
+        embedding()(tf.constant([True]))
+
+
+def test_a_sequential_model_without_an_input_takes_ids_as_they_are(both_kerases, layers):
+    keras = both_kerases
+    big = np.array([[2**40 + 1, 2**40]])
+    layer = layers.Embedding(DIM, "sum")
+    layer.table.upsert(big, np.stack([ROWS[0], ROWS[1]])[np.newaxis])
+    model = keras.Sequential([layer, keras.layers.Dense(1, kernel_initializer="ones")])
+    _alike(model.predict(big, verbose=0), [[ROWS[:2].sum()]])
+    model = keras.Sequential([layers.Embedding(DIM)])
+    with pytest.raises(TypeError, match="got ids of float32"):
+        model.predict(big.astype("float32"), verbose=0)
+
+
+def test_an_input_of_the_other_keras_is_refused(both_kerases, layers, embedding):
+    other, name = (tf.keras, "keras") if both_kerases is tf_keras else (tf_keras, "tf_keras")
+    message = rf"was given an input of {name}: take tfplugin\.{name}\."
+    with pytest.raises(TypeError, match=message + "Embedding"):
+        embedding()(other.Input((3,), dtype="int64"))
+    table = layers.TableConfig("t", embedding_dim=DIM)
+    with pytest.raises(TypeError, match=message + "EmbeddingCollection"):
+        layers.EmbeddingCollection({"f": layers.FeatureConfig("f", table)})({"f": other.Input((3,), dtype="int64")})
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
+def test_dtype_policies(layers, policy):
+    layer = layers.Embedding(DIM, "sum", dtype=policy, initializer=1.0)
+    rows = layer(tf.constant([[1, 2]]), training=True)
+    assert rows.dtype.name == policy.removeprefix("mixed_")
+    assert layer.table.dtype.name == ("float32" if "mixed" in policy else "float16")
+    np.testing.assert_array_equal(tf.cast(rows, tf.float32), np.full((1, DIM), 2.0))
+    with pytest.raises(TypeError, match=r"the dtype policy wants int32"):
+        layers.Embedding(DIM, dtype="int32")
+
+
+def test_who_gives_keys_their_rows(both_kerases, layers):
+    layer = layers.Embedding(DIM, initializer=1.0)
+    new = iter(range(100))
+
+    def rows(**options):
+        """Whether a lookup of a new key gives it a row."""
+        before = int(layer.table.size())
+        found = layer(tf.constant([next(new)]), **options).numpy()
+        inserted = int(layer.table.size()) - before
+        assert (found == inserted).all()
+        return bool(inserted)
+
+    assert not rows()
+    assert not rows(training=False)
+    assert rows(training=True)
+    with tf.GradientTape():
+        assert rows()
+        assert not rows(training=False)
+    with tfplugin.inference_mode():
+        assert not rows(training=True)
+    layer.trainable = False
+    assert not rows(training=True)
+    with pytest.raises(TypeError, match="training must be True or False, got a tensor"):
+        tf.function(layers.Embedding(DIM))(tf.constant([1]), training=tf.constant(True))
+
+
+def test_weights_that_do_not_fit(embedding):
+    ids = tf.constant([[1, 2]], tf.int64)
+    with pytest.raises(ValueError, match="has no combiner, which weights are for"):
+        embedding()(ids, weights=tf.ones([1, 2]))
+    with pytest.raises(TypeError, match="weights must be of the type of the ids"):
+        embedding("sum")(ids, weights=_ragged([[1.0, 2.0]], tf.float32))
+    with pytest.raises(TypeError, match=r"weights must be floating-point numbers, got int\d+"):
+        embedding("sum")(ids, weights=tf.constant([[1, 2]]))
+    with pytest.raises(ValueError, match=r"weights of shape .* give one for each id"):
+        embedding("sum")(ids, weights=tf.ones([1, 3]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 0}, "the width of a row .* must be 1 or more, got 0"),
+        ({"dim": 3.5}, "must be 1 or more, got 3.5"),
+        ({"combiner": 16}, "combiner must be None or one of .* no vocabulary: the first argument is the width"),
+        ({"input_dim": 10}, "no argument input_dim: leave it out: a table has no vocabulary"),
+        ({"embeddings_initializer": "zeros"}, "no argument embeddings_initializer: it is initializer"),
+        ({"key_dtype": "float32"}, "key_dtype must be one of .*, got float32"),
+        ({"initializer": "orthogonal"}, "Orthogonal.* makes the rows of a matrix orthogonal"),
+        ({"constraint": "max_norm"}, "MaxNorm looks down the rows of a whole matrix.*axis=1"),
+        ({"constraint": "unit_norm"}, "UnitNorm looks down the rows"),
+        ({"eviction": "random", "max_capacity": 3}, "eviction"),
+        ({"max_capacity": -1}, "max_capacity"),
+        ({"admission": 3}, "admission must be one of tfplugin.policies'"),
+        ({"expire_every": 10}, "nothing says which: give expiry="),
+        ({"parts": 0}, "parts must be a number of parts, 1 or more; got 0"),
+        ({"padding_id": "x", "key_dtype": "int32"}, "padding_id='x' is a string, and the keys are int32"),
+    ],
+)
+def test_arguments_that_make_no_sense(layers, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        layers.Embedding(**{"dim": DIM, **options})

@@ -1,0 +1,355 @@
+"""Plain ``compile`` and ``fit`` train tables: as a dense ``Embedding`` on the same ids, to 1e-5."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_pairs import DIM, LENGTH, VOCABULARY, assert_alike, batches, by_hand, held, losses, model_of, pair
+from tensorflow.python.eager import context
+
+import tfplugin.keras
+import tfplugin.tf_keras
+
+DATA = batches()
+IDS = np.concatenate([ids for ids, _ in DATA])
+LABELS = np.concatenate([labels for _, labels in DATA])
+ROWS = len(DATA[0][0])
+UNSEEN = np.arange(1000, 1000 + IDS.size).reshape(IDS.shape)
+
+
+def _embedding(keras, **options):
+    layers = tfplugin.keras if keras is tf.keras else tfplugin.tf_keras
+    return layers.Embedding(DIM, name="embedding", **options)
+
+
+def _adam(keras, **options):
+    return lambda: keras.optimizers.Adam(0.05, **options)
+
+
+def _fit(model, **options):
+    history = model.fit(IDS, LABELS, batch_size=ROWS, epochs=2, shuffle=False, verbose=0, **options).history
+    return history["loss"]
+
+
+def _assert_same_fit(models, bound=1e-5, **options):
+    ours, dense = (_fit(model, **options) for model in models.models)
+    np.testing.assert_allclose(ours, dense, rtol=bound)
+    assert_alike(models, IDS, bound)
+
+
+@pytest.mark.parametrize("layer", [_embedding, by_hand])
+def test_fit_and_train_on_batch_are_those_of_a_dense_embedding(both_kerases, layer):
+    keras = both_kerases
+    models = pair(keras, layer, initial=0.5).compile(_adam(keras))
+    assert int(models.table.size()) == 0
+    _assert_same_fit(models, validation_data=(IDS, LABELS))
+    ours, dense = (list(losses(model, DATA)) for model in models.models)
+    np.testing.assert_allclose(ours, dense, rtol=1e-5)
+    assert_alike(models, IDS)
+
+
+OPTIONS = {
+    "clipnorm": lambda keras: keras.optimizers.SGD(0.1, clipnorm=0.2),
+    "clipvalue": lambda keras: keras.optimizers.Adam(0.05, clipvalue=0.02),
+    "global_clipnorm": lambda keras: keras.optimizers.Adam(0.05, global_clipnorm=0.2),
+    "weight_decay": lambda keras: keras.optimizers.AdamW(0.05, weight_decay=0.1),
+    "schedule": lambda keras: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "loss scale": lambda keras: keras.mixed_precision.LossScaleOptimizer(
+        keras.optimizers.Adam(0.05, global_clipnorm=0.2)
+    ),
+    "use_ema": lambda keras: keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.8),
+    "ema_overwrite_frequency": lambda keras: keras.optimizers.SGD(
+        0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
+    ),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_what_an_optimizer_does_beside_its_update(both_kerases, option):
+    _assert_same_fit(pair(both_kerases, _embedding).compile(lambda: OPTIONS[option](both_kerases)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_accumulation_steps": 2},
+        {"gradient_accumulation_steps": 3, "global_clipnorm": 0.2, "weight_decay": 0.01},
+    ],
+    ids=lambda options: "+".join(options),
+)
+@pytest.mark.parametrize("how", [{}, {"run_eagerly": True}], ids=["traced", "eager"])
+def test_what_optimizers_of_keras_3_do(options, how):
+    _assert_same_fit(pair(tf.keras).compile(_adam(tf.keras, **options), **how))
+
+
+def test_a_constant_loss_scale_of_keras_3():
+    models = pair(tf.keras)
+    models.ours.compile(tf.keras.optimizers.Adam(0.05, loss_scale_factor=64.0), "mse")
+    # Keras's own cannot divide the gradient of an Embedding.
+    models.dense.compile(tf.keras.optimizers.Adam(0.05), "mse")
+    _assert_same_fit(models)
+
+
+@pytest.mark.parametrize("option", ["use_ema", "loss scale", "clipnorm"])
+def test_the_same_in_eager_mode(both_kerases, option):
+    _assert_same_fit(pair(both_kerases).compile(lambda: OPTIONS[option](both_kerases), run_eagerly=True))
+
+
+def test_ids_that_come_twice_are_clipped_as_keras_clips_them(both_kerases):
+    keras = both_kerases
+    data = batches(repeated=True)
+    for clipping in ({"clipnorm": 0.1}, {"clipvalue": 0.01}, {"global_clipnorm": 0.1}):
+        models = pair(keras).compile(lambda options=clipping: keras.optimizers.SGD(0.1, **options))
+        ours, dense = (list(losses(model, data)) for model in models.models)
+        np.testing.assert_allclose(ours, dense, rtol=1e-5)
+        assert_alike(models, IDS)
+
+
+@pytest.mark.parametrize("how", [{"run_eagerly": True}, {"steps_per_execution": 3}], ids=str)
+def test_ways_to_run_a_step(both_kerases, how):
+    _assert_same_fit(pair(both_kerases).compile(_adam(both_kerases), **how))
+
+
+def test_weights_of_classes_and_samples(both_kerases):
+    models = pair(both_kerases).compile(_adam(both_kerases), weighted_metrics=["mse"])
+    weights = np.random.default_rng(0).uniform(0.5, 2, len(IDS)).astype(np.float32)
+    _assert_same_fit(models, sample_weight=weights)
+    ours, dense = (
+        model.fit(IDS, (LABELS > 0).astype(int), ROWS, class_weight={0: 1.0, 1: 3.0}, shuffle=False, verbose=0).history
+        for model in models.models
+    )
+    np.testing.assert_allclose(ours["loss"], dense["loss"], rtol=1e-5)
+    assert_alike(models, IDS)
+
+
+@pytest.fixture
+def policy(both_kerases):
+    """Sets the policy of layers that are made."""
+    mixed_precision = both_kerases.mixed_precision
+    name = "dtype_policy" if hasattr(mixed_precision, "dtype_policy") else "global_policy"
+    before = getattr(mixed_precision, name)()
+    set_policy = getattr(mixed_precision, f"set_{name}", None) or mixed_precision.set_global_policy
+    yield set_policy
+    set_policy(before)
+
+
+@pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(both_kerases, policy, name):
+    keras = both_kerases
+    policy(name)
+    models = pair(keras, _embedding).compile(_adam(keras))
+    scaled = type(models.ours.optimizer).__name__.startswith("LossScale")
+    assert scaled == (name == "mixed_float16")
+    # Sums of 16-bit numbers: those of a batch come in one order for both.
+    _assert_same_fit(models, bound=1e-3)
+
+
+def _ops_that_ran(run):
+    """The kinds of ops in the graphs that TensorFlow made of functions."""
+    context.enable_run_metadata()
+    try:
+        run()
+        graphs = context.export_run_metadata().function_graphs
+    finally:
+        context.disable_run_metadata()
+    return {node.op for graph in graphs for part in graph.partition_graphs for node in part.node}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layer", [by_hand, "Embedding"])
+def test_jit_compile_compiles_the_dense_part(both_kerases, layer):
+    if layer == "Embedding":
+        layer = _embedding
+    models = pair(both_kerases, layer).compile(_adam(both_kerases), jit_compile=True)
+    assert models.ours.jit_compile
+    ops = _ops_that_ran(lambda: models.ours.train_on_batch(*DATA[0]))
+    assert {"_XlaRun", "KvTableGather", "KvTableApply"} <= ops
+    models.dense.train_on_batch(*DATA[0])
+    _assert_same_fit(models)
+    assert models.ours.jit_compile
+    models.ours.evaluate(IDS, LABELS, verbose=0)
+
+
+def test_jit_compile_left_to_keras(monkeypatch):
+    models = pair(tf.keras)
+    # As where there is a GPU.
+    monkeypatch.setattr(type(models.ours), "_resolve_auto_jit_compile", lambda model: True)
+    models.ours.compile("adam", "mse")
+    assert models.ours.jit_compile
+    _fit(models.ours)
+    models.ours.predict(IDS, verbose=0)
+
+
+def test_rows_are_inserted_by_training_alone(both_kerases):
+    models = pair(both_kerases, initial=0.5).compile(_adam(both_kerases))
+    model, table = models.ours, models.table
+    model.predict(IDS, verbose=0)
+    model.evaluate(IDS, LABELS, verbose=0)
+    assert int(table.size()) == 0
+    model.fit(IDS, LABELS, verbose=0, validation_data=(UNSEEN, LABELS))
+    assert int(table.size()) == VOCABULARY
+    model.predict(UNSEEN, verbose=0)
+    model.evaluate(UNSEEN, LABELS, verbose=0)
+    model.test_on_batch(UNSEEN, LABELS)
+    assert int(table.size()) == VOCABULARY
+    model.train_on_batch(UNSEEN, LABELS)
+    assert int(table.size()) == VOCABULARY + UNSEEN.size
+
+
+def test_rows_that_a_step_does_not_touch_stay_as_they_are(both_kerases):
+    models = pair(both_kerases).compile(_adam(both_kerases, weight_decay=0.1))
+    model = models.ours
+    model.train_on_batch(IDS, LABELS)
+    before, _ = models.rows()
+    model.train_on_batch(np.full((2, LENGTH), 5), LABELS[:2])
+    after, _ = models.rows()
+    moved = (after != before).any(1)
+    assert moved.tolist() == [key == 5 for key in range(VOCABULARY)]
+
+
+def test_tables_in_parts_in_nested_models_and_in_containers(both_kerases, make):
+    keras = both_kerases
+    tables = {
+        "parts": make(DIM, "parts", initializer=0.5, partitioner=tf.compat.v1.fixed_size_partitioner(3)),
+        "list": make(DIM, "list", initializer=0.5),
+        "nested": make(DIM, "nested", initializer=0.5),
+    }
+
+    class Holds(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.whole = tables["parts"]
+            self.some = {"others": [tables["list"]]}
+            self.nested = held(keras, tables["nested"])
+
+        def call(self, ids):
+            return self.nested(ids) + sum(
+                tf.nn.embedding_lookup(table, ids) for table in (self.whole, *self.some["others"])
+            )
+
+        def compute_output_shape(self, shape):
+            return (*shape, DIM)
+
+    inner = keras.Sequential([keras.Input((LENGTH,), dtype="int64"), Holds()])
+    model = model_of(keras, inner)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(IDS, LABELS, verbose=0)
+    moved = {name: table.export()[1].numpy() - 0.5 for name, table in tables.items()}
+    assert all((rows != 0).all() for rows in moved.values())
+    np.testing.assert_allclose(np.sort(moved["parts"], 0), np.sort(moved["list"], 0), rtol=1e-5)
+
+
+def test_a_layer_that_is_shared_and_a_model_of_tables_alone(both_kerases, make, rows_of):
+    keras = both_kerases
+    table = make(1, "only", initializer=0.5)
+    layer = held(keras, table)
+    first, second = (keras.Input((1,), dtype="int64") for _ in range(2))
+    both = keras.layers.Add()([layer(first), layer(second)])
+    model = keras.Model([first, second], keras.layers.Flatten()(both))
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    model.fit([np.array([[1], [2]]), np.array([[1], [3]])], np.zeros((2, 1)), verbose=0)
+    # d/d row of the mean of (2 a)^2 and (b + c)^2, in one step for each row.
+    np.testing.assert_allclose(rows_of(table, [1, 2, 3]).ravel(), [-0.5, 0.0, 0.0], atol=1e-6)
+
+
+def test_layers_that_are_frozen(both_kerases):
+    models = pair(both_kerases)
+    models.embedding.trainable = False
+    models.dense.get_layer("embedding").trainable = False
+    models.compile(_adam(both_kerases))
+    before, _ = models.rows()
+    _assert_same_fit(models)
+    np.testing.assert_array_equal(models.rows()[0], before)
+    models.embedding.trainable = True
+    models.dense.get_layer("embedding").trainable = True
+    models.compile(_adam(both_kerases))
+    _assert_same_fit(models)
+    assert (models.rows()[0] != before).all()
+
+
+def test_a_layer_has_an_optimizer_of_its_own(both_kerases):
+    keras = both_kerases
+    for scaled in (False, True):
+        models = pair(keras)
+        models.embedding.optimizer = keras.optimizers.SGD(0.0)
+        plain = keras.optimizers.Adam(0.05)
+        models.ours.compile(keras.mixed_precision.LossScaleOptimizer(plain) if scaled else plain, "mse")
+        before, _ = models.rows()
+        _fit(models.ours)
+        np.testing.assert_array_equal(models.rows()[0], before)
+        assert int(models.ours.optimizer.iterations) == int(models.embedding.optimizer.iterations) == 2 * len(DATA)
+
+        models = pair(keras)
+        models.embedding.optimizer = keras.optimizers.Adam(0.05)
+        plain = keras.optimizers.Adam(0.05)
+        models.ours.compile(keras.mixed_precision.LossScaleOptimizer(plain) if scaled else plain, "mse")
+        models.dense.compile(keras.optimizers.Adam(0.05), "mse")
+        _assert_same_fit(models)
+
+
+def test_a_step_that_is_skipped_updates_nothing(both_kerases):
+    keras = both_kerases
+    for own in (False, True):
+        models = pair(keras)
+        if own:
+            models.embedding.optimizer = keras.optimizers.SGD(0.1)
+        models.ours.compile(keras.mixed_precision.LossScaleOptimizer(keras.optimizers.Adam(0.05)), "mse")
+        before, _ = models.rows()
+        models.ours.train_on_batch(IDS, np.where(LABELS[0] == LABELS, np.inf, LABELS))
+        np.testing.assert_array_equal(models.rows()[0], before)
+        models.ours.train_on_batch(IDS, LABELS)
+        assert (models.rows()[0] != before).all()
+
+
+def test_an_optimizer_of_the_table_engine_for_a_layer(both_kerases):
+    models = pair(both_kerases)
+    models.embedding.optimizer = tfplugin.optimizers.Adagrad(0.1)
+    models.compile(_adam(both_kerases))
+    before, _ = models.rows()
+    _fit(models.ours)
+    assert (models.rows()[0] != before).all()
+    assert any("accumulator" in name for name in models.table.slot_names())
+
+
+def test_what_the_user_said_of_the_optimizer_holds(both_kerases):
+    models = pair(both_kerases)
+    optimizer = both_kerases.optimizers.Adam(0.05)
+    tfplugin.OptimizerWrapper(optimizer, fused=False)
+    models.ours.compile(optimizer, "mse")
+    models.dense.compile(both_kerases.optimizers.Adam(0.05), "mse")
+    _assert_same_fit(models)
+    assert "generic: fused=False" in str(tfplugin.explain(optimizer))
+
+
+def test_weights_in_a_step_only(both_kerases):
+    models = pair(both_kerases).compile(_adam(both_kerases))
+    _fit(models.ours)
+    assert all(hasattr(weight, "numpy") for weight in models.ours.trainable_weights)
+    assert len(models.ours.trainable_weights) == 2
+
+
+def test_regularized_tables_beside_keras_own(both_kerases, make):
+    """Keras 3 makes losses of all trainable weights with a regularizer: lookups have made those of tables."""
+    table = make(DIM, "r", regularizer=lambda rows: 0.1 * tf.reduce_sum(rows**2), initializer=0.5)
+    model = model_of(both_kerases, held(both_kerases, table))
+    model.compile("sgd", "mse")
+    _fit(model)
+
+
+def test_pending_gradients_are_in_a_checkpoint(tmp_path):
+    keras = tf.keras
+
+    def built():
+        models = pair(keras).compile(_adam(keras, gradient_accumulation_steps=2))
+        return models
+
+    models = built()
+    models.ours.train_on_batch(*DATA[0])
+    path = tf.train.Checkpoint(model=models.ours).save(str(tmp_path / "c"))
+    models.ours.train_on_batch(*DATA[1])
+    expected = models.rows()[0]
+    models = built()
+    tf.train.Checkpoint(model=models.ours).restore(path)
+    models.ours.train_on_batch(*DATA[1])
+    np.testing.assert_allclose(models.rows()[0], expected, rtol=1e-6)

@@ -1,0 +1,180 @@
+"""Models with a ``train_step`` of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_pairs import DIM, assert_alike, batches, held, losses, pair
+
+import tfplugin
+
+DATA = batches()
+IDS, LABELS = DATA[0]
+
+
+def _model_with(keras, train_step):
+    """Builds models as `model_of` does, with a train_step."""
+
+    def build(keras, embedding, name="ctr"):
+        ids = keras.Input((3,), dtype="int64")
+        score = keras.layers.Dense(1)(keras.layers.Flatten()(embedding(ids)))
+        model = type("Model", (keras.Model,), {"train_step": train_step})(ids, score, name=name)
+        return model
+
+    return build
+
+
+def _step(model, data):
+    """As the guides of Keras write it."""
+    ids, labels = data[:2]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(ids, training=True) - labels) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return {"loss": loss}
+
+
+def _clipped_step(model, data):
+    ids, labels = data[:2]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(ids, training=True) - labels) ** 2)
+    gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, model.trainable_weights), 0.1)
+    model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
+    return {"loss": loss}
+
+
+def _upper_step(model, data):
+    """What is around Keras's own."""
+    return type(model).__mro__[1].train_step(model, data)
+
+
+@pytest.mark.parametrize("step", [_step, _clipped_step, _upper_step])
+@pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
+def test_a_train_step_that_trains_trainable_weights(both_kerases, step, eagerly):
+    keras = both_kerases
+    models = pair(keras, build=_model_with(keras, step))
+    models.compile(lambda: keras.optimizers.Adam(0.05), run_eagerly=eagerly)
+    ours, dense = (list(losses(model, DATA)) for model in models.models)
+    np.testing.assert_allclose(ours, dense, rtol=1e-5)
+    assert_alike(models, IDS)
+
+
+def test_apply_of_keras_3():
+    def step(model, data):
+        ids, labels = data[:2]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(ids, training=True) - labels) ** 2)
+        model.optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
+        return {"loss": loss}
+
+    keras = tf.keras
+    for scaled in (False, True):
+        models = pair(keras, build=_model_with(keras, step))
+        models.ours.compile(keras.optimizers.Adam(0.05), "mse")
+        models.dense.compile(keras.optimizers.Adam(0.05), "mse")
+        ours, dense = (list(losses(model, DATA)) for model in models.models)
+        np.testing.assert_allclose(ours, dense, rtol=1e-5)
+        del scaled
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_train_step_that_updates_its_table_keeps_its_way(both_kerases, make, rows_of, eagerly, together):
+    keras = both_kerases
+    mine, left = make(DIM, "mine", initializer=0.5), make(DIM, "left", initializer=0.5)
+    seen = []
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layers_ = [held(keras, mine, "mine"), held(keras, left, "left")]
+            self.flat, self.score = keras.layers.Flatten(), keras.layers.Dense(1, kernel_initializer="ones")
+            self.wrapper = tfplugin.OptimizerWrapper(keras.optimizers.SGD(0.0))
+
+        def call(self, ids):
+            return self.score(self.flat(sum(layer(ids) for layer in self.layers_)))
+
+        def train_step(self, data):
+            ids, labels = data[:2]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(ids, training=True) - labels) ** 2)
+            weights = self.trainable_weights
+            seen[:] = weights
+            gradients = tape.gradient(loss, [*weights, mine])
+            if together:
+                pairs = [*zip(gradients, [*weights, mine], strict=True)]
+                self.wrapper.apply_gradients(pairs[-1:])
+                self.optimizer.apply_gradients(pairs[:-1])
+            else:
+                self.optimizer.apply_gradients(zip(gradients[:-1], weights, strict=True))
+                self.wrapper.apply_gradients([(gradients[-1], mine)])
+            return {"loss": loss}
+
+    model = Model()
+    model.compile(keras.optimizers.SGD(0.1), run_eagerly=eagerly)
+    for _ in range(2):
+        model.fit(IDS, LABELS, verbose=0)
+    assert any(weight is left for weight in seen) and not any(weight is mine for weight in seen)
+    assert (rows_of(mine, IDS) == 0.5).all()
+    assert (rows_of(left, IDS) != 0.5).all()
+
+
+def test_two_optimizers_for_two_parts_of_a_model(both_kerases, make, rows_of):
+    keras = both_kerases
+    tables = [make(DIM, name, initializer=0.5) for name in ("one", "two")]
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.towers = [
+                keras.Sequential([held(keras, table, table.name[:3]), keras.layers.Flatten(), keras.layers.Dense(1)])
+                for table in tables
+            ]
+            self.other = keras.optimizers.SGD(0.0)
+
+        def call(self, ids):
+            return self.towers[0](ids) + self.towers[1](ids)
+
+        def train_step(self, data):
+            ids, labels = data[:2]
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.reduce_mean((self(ids, training=True) - labels) ** 2)
+            for tower, optimizer in zip(self.towers, (self.optimizer, self.other), strict=True):
+                weights = tower.trainable_variables
+                optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"loss": loss}
+
+    model = Model()
+    model.compile(keras.optimizers.SGD(0.1))
+    model.fit(IDS, LABELS, verbose=0)
+    assert (rows_of(tables[0], IDS) != 0.5).all()
+    assert (rows_of(tables[1], IDS) == 0.5).all()
+
+
+def test_a_train_step_that_leaves_a_table_out_says_so(both_kerases, make):
+    keras = both_kerases
+
+    def step(model, data):
+        ids, labels = data[:2]
+        weights = model.layers[-1].trainable_weights
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(ids, training=True) - labels) ** 2)
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+    model = _model_with(keras, step)(keras, held(keras, make(DIM, "out")))
+    model.compile("sgd")
+    with pytest.raises(ValueError, match=r"'out:0', and nothing updates it.*its train_step"):
+        model.fit(IDS, LABELS, verbose=0)
+
+
+def test_a_function_that_xla_compiles_refuses_lookups(make):
+    table = make()
+
+    @tf.function(jit_compile=True)
+    def pooled(ids):
+        return tf.reduce_sum(tf.nn.embedding_lookup(table, ids), axis=1)
+
+    with pytest.raises(ValueError, match="'v:0' is looked up in a function with jit_compile=True"):
+        pooled(tf.constant(IDS))

@@ -1,0 +1,488 @@
+"""How ``fit`` and ``train_on_batch`` of models of Keras 3 and tf_keras train the tables that their layers hold.
+
+An optimizer of ``compile`` never sees a table by itself: Keras knows weights of its own kind only. So while a
+``train_step`` runs, the tables that a layer holds, and that nothing else trains, are among the ``trainable_weights``
+of the model and its layers. The step takes their gradients along with those of the weights, scales, clips and
+accumulates them along with those, and hands them to the optimizer, whose ``apply_gradients`` then goes the way of an
+`OptimizerWrapper`. So a ``train_step`` of a user's own trains them, too. One that updates a table itself is found out
+before: by a trace of it that nobody runs.
+
+What would go unnoticed is an error:
+
+- an optimizer that cannot update a table, at ``compile`` if the table is there, else before the first step;
+- a step that looks a table up to train it, and updates it in no way: the table is in no layer, or the ``train_step``
+  gives the optimizer other weights;
+- a step that updates a table in its backward pass, while its optimizer scales the loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import func_graph
+
+from tfplugin import placement, scaled_loss, step_record
+from tfplugin.keras_hooks import KerasHooks
+from tfplugin.keras_models import _holders, _listed, _name, _note_looked_up
+from tfplugin.optimizers import fused, row_averages
+from tfplugin.optimizers.inner_optimizer import innermost
+from tfplugin.optimizers.wrapper import OptimizerWrapper, check_supported, wrapper_of
+from tfplugin.wrapped_method import defining_class, wrap_method, wrap_property
+
+#: What trains: in these, and in what they call, ``train_step`` is looked at.
+_TRAINING = ("fit", "train_on_batch")
+_INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
+
+#: What is wrong with the latest training step of a model.
+_failed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+#: Models that leave it to Keras whether XLA compiles them.
+_auto: weakref.WeakSet[Any] = weakref.WeakSet()
+
+_now = threading.local()
+
+
+# ---- Which tables a step trains --------------------------------------------------------------------------------------
+
+
+class _Trained:
+    """The tables that the step of a model trains by an optimizer of Keras.
+
+    Attributes:
+      parts: their parts, by id.
+      optimizers: by the id of a part, the optimizer that its layer was given; others have the model's.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.parts: dict[int, Any] = {}
+        self.optimizers: dict[int, Any] = {}
+        for part, table, layer in _holders(model):
+            if layer.trainable and part.trainable and _is_left_to_keras(part, table):
+                self.parts[id(part)] = part
+                own = _own_optimizer(layer, table)
+                if own is not None:
+                    self.optimizers[id(part)] = own
+
+    def keep(self, parts: Any) -> None:
+        """Leaves out those that are not among `parts`, ids."""
+        self.parts = {key: part for key, part in self.parts.items() if key in parts}
+
+
+def _is_left_to_keras(part: Any, table: Any) -> bool:
+    """Whether an optimizer of Keras can train it, and no backward pass does. Tables of other APIs have their own."""
+    return getattr(table, "_trained_by_keras", False) and part._in_backward is None
+
+
+def _own_optimizer(layer: Any, table: Any) -> Any:
+    """The optimizer that a layer was given for its table; None: that of the model."""
+    if hasattr(layer, "table_optimizer"):
+        given = layer.table_optimizer(table)
+    else:
+        given = None if hasattr(layer, "fit") else getattr(layer, "optimizer", None)
+    return given if hasattr(given, "apply_gradients") else None
+
+
+@contextlib.contextmanager
+def _among_the_weights(trained: _Trained | None) -> Iterator[None]:
+    """Has the tables be among the trainable weights of layers that hold them, on the calling thread."""
+    before = getattr(_now, "trained", None)
+    _now.trained = trained
+    try:
+        yield
+    finally:
+        _now.trained = before
+
+
+def _with_tables(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
+    """``trainable_weights`` and ``trainable_variables``: with tables, within a step that trains them."""
+    weights = getter(layer)
+    trained = getattr(_now, "trained", None)
+    if trained is None or not trained.parts or not layer.trainable:
+        return weights
+    held = {id(part): part for part, _, owner in _holders(layer) if owner.trainable and id(part) in trained.parts}
+    return [*(weight for weight in weights if id(weight) not in held), *held.values()] if held else weights
+
+
+def _without_tables(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
+    """``losses``, which Keras 3 makes of trainable weights and their regularizers: lookups have those of tables."""
+    with _among_the_weights(None):
+        return getter(layer)
+
+
+# ---- The step --------------------------------------------------------------------------------------------------------
+
+
+def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs a method of a model that may run or trace ``train_step``, in which its tables are trained."""
+    step, own = model.train_step, vars(model).get("train_step")
+    if hasattr(own, "_is_recorded"):  # within another of these methods
+        return original(model, *args, **kwargs)
+    check(model)
+    decided: dict[frozenset[int], Any] = {}
+    compiled = compiles_by_xla(model)
+
+    @functools.wraps(step)
+    def train_step(*step_args: Any, **step_kwargs: Any) -> Any:
+        trained = check(model)
+        looked = None
+        if trained.parts and not _is_of_keras(model, own):
+            looked = decided.get(frozenset(trained.parts)) if tf.executing_eagerly() else None
+            if looked is None:
+                with _look() as looked:
+                    step(*step_args, **step_kwargs)
+                decided[frozenset(trained.parts)] = looked
+            trained.keep({id(part) for part, _ in looked.left_out()})
+        with _among_the_weights(trained), _in_clusters(compiled), step_record.recording() as found:
+            outputs = step(*step_args, **step_kwargs)
+        _note_looked_up(model, found)
+        wrong = _not_updated(model, found) or _updated_by_scaled_gradients(model, found)
+        if wrong is not None:
+            _failed[model] = wrong
+        return outputs
+
+    train_step._is_recorded = True  # type: ignore[attr-defined]
+    # Past what Keras makes of attributes: it is no part of the model.
+    object.__setattr__(model, "train_step", train_step)
+    try:
+        with lookups_outside_of_xla(model):
+            return original(model, *args, **kwargs)
+    finally:
+        if own is None:
+            object.__delattr__(model, "train_step")
+        else:
+            object.__setattr__(model, "train_step", own)
+
+
+def _is_of_keras(model: Any, own: Any) -> bool:
+    """Whether ``train_step`` is what Keras has, which trains the trainable weights and nothing else."""
+    owner = defining_class(type(model), "train_step")
+    return own is None and owner is not None and owner.__module__.partition(".")[0] in ("keras", "tf_keras")
+
+
+@contextlib.contextmanager
+def _look() -> Iterator[step_record.StepRecord]:
+    """Records what a step would do, in a graph that nobody runs."""
+    with func_graph.FuncGraph("look").as_default(), step_record.recording() as found:
+        yield found
+
+
+def _make_train_function(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has the function that a model trains by raise ValueError for a table that it does not update.
+
+    It does so after its first step: variables that Keras makes in a trace are not there after one that failed.
+    """
+    returned = _train(original, model, *args, **kwargs)
+    function = model.train_function
+    if not hasattr(function, "_is_checked"):
+
+        def train_function(*batch: Any) -> Any:
+            _failed.pop(model, None)
+            outputs = function(*batch)
+            wrong = _failed.pop(model, None)
+            if wrong is not None:
+                model.train_function = None  # to be traced again, and looked at
+                raise ValueError(wrong)
+            return outputs
+
+        train_function._is_checked = True  # type: ignore[attr-defined]
+        model.train_function = train_function
+    return None if returned is None else model.train_function
+
+
+def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
+    """What is wrong with a step that has looked a table up to train it and does not update it; None if all is well."""
+    left_out = [
+        (part, table)
+        for part, table in step.left_out()
+        # A gradient may have been traced before, in a function that the model calls. Keras takes none without weights.
+        if getattr(part, "_in_backward", None) is None or not model.trainable_weights
+    ]
+    if not left_out:
+        return None
+    trained = {id(part) for part, _, layer in _holders(model) if layer.trainable}
+    frozen = {id(part) for part, _, layer in _holders(model) if not layer.trainable} - trained
+    left_out = [(part, table) for part, table in left_out if id(part) not in frozen]
+    if not left_out:
+        return None
+    optimizer = type(getattr(model, "optimizer", None)).__name__
+    if any(id(part) in trained for part, _ in left_out):
+        why = "a layer holds it, and its train_step gives no optimizer the model.trainable_weights that have it"
+    else:
+        why = f"{optimizer} is given weights, and the tables that layers hold"
+    return (
+        f"The training step of model '{model.name}' looks up key-value variable "
+        f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: {why}. Its rows would "
+        f"stay as they are. {left_out[0][1]._how_to_train}"
+    )
+
+
+def _updated_by_scaled_gradients(model: Any, step: step_record.StepRecord) -> str | None:
+    """What is wrong with a step that scales its loss and has gradients update tables at once; None if all is well."""
+    scaled = step.scaled()
+    if not scaled:
+        return None
+    return (
+        f"The training step of model '{model.name}' scales its loss, by {type(step.loss_scaler).__name__}, and "
+        f"key-value variable {_listed(_name(part, table) for part, table in scaled)} is updated in the backward pass, "
+        "by gradients that nothing has scaled back. Take the policy mixed_bfloat16, which scales no loss; or call "
+        "undo() of what tfplugin.apply_in_backward returned: the optimizer of the model then trains the table that a "
+        "layer holds, and scales its gradients back."
+    )
+
+
+def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
+    """``scale_loss`` of an optimizer of Keras 3, ``get_scaled_loss`` of one of tf_keras."""
+    scaled = original(optimizer, loss)
+    if scaled is loss:  # as those give it back that do not scale
+        return loss
+    step_record.note_scaled_loss(optimizer)
+    return scaled_loss.mark(scaled, optimizer)
+
+
+# ---- The update ------------------------------------------------------------------------------------------------------
+
+
+@tf.autograph.experimental.do_not_convert
+def _apply_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any, *args: Any, **kwargs: Any) -> Any:
+    """``apply_gradients`` of an optimizer, which takes tables within a step that trains them."""
+    trained = getattr(_now, "trained", None)
+    if trained is None or not trained.parts:
+        return original(optimizer, pairs, *args, **kwargs)
+    pairs = list(pairs)
+    if not any(id(variable) in trained.parts for _, variable in pairs):
+        return original(optimizer, pairs, *args, **kwargs)
+    _warn_of_missing(trained, pairs)
+    others = [(gradient, v) for gradient, v in pairs if id(v) not in trained.optimizers]
+    own = [(gradient, v) for gradient, v in pairs if id(v) in trained.optimizers]
+    if own:
+        _apply_own(optimizer, trained.optimizers, pairs, own)
+    if not any(gradient is not None for gradient, _ in others) and own:
+        return optimizer.iterations.assign_add(1)
+    wrapper = wrapper_of(optimizer)
+    return wrapper._apply(functools.partial(original, optimizer), others, *args, sum_before_clipping=False, **kwargs)
+
+
+@tf.autograph.experimental.do_not_convert
+def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    """``apply`` of an optimizer of Keras 3."""
+    if trainable_variables is None:
+        return original(optimizer, grads)
+    variables = list(trainable_variables)
+
+    def apply(_: Any, pairs: Any) -> Any:
+        pairs = list(pairs)
+        return original(optimizer, [gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+
+    return _apply_gradients(apply, optimizer, zip(grads, variables, strict=True))
+
+
+def _warn_of_missing(trained: _Trained, pairs: list[tuple[Any, Any]]) -> None:
+    """Says of which tables the loss has no gradient, as Keras does of weights."""
+    missing = [str(variable.name) for gradient, variable in pairs if gradient is None and id(variable) in trained.parts]
+    if missing:
+        warnings.warn(
+            f"Gradients do not exist for key-value variable {_listed(missing)} when minimizing the loss.", stacklevel=2
+        )
+
+
+def _apply_own(
+    optimizer: Any, optimizers: Mapping[int, Any], pairs: list[tuple[Any, Any]], own: list[tuple[Any, Any]]
+) -> None:
+    """Applies gradients by the optimizers that layers have: scaled back, and not where the model's skips its step."""
+    scale, skips = _scale_of(optimizer)
+    scaled = [(None if g is None else _divided(g, scale), v) for g, v in own]
+
+    def update() -> tf.Tensor:
+        done = []
+        for one in {id(o): o for o in optimizers.values()}.values():
+            mine = [(g, v) for g, v in scaled if optimizers[id(v)] is one and g is not None]
+            if mine:
+                with _among_the_weights(None):
+                    done.append(wrapper_of(one)._apply(one.apply_gradients, mine, sum_before_clipping=False))
+        ops = [op for op in done if isinstance(op, (tf.Operation, tf.Tensor))] if not tf.executing_eagerly() else []
+        with tf.control_dependencies(ops):
+            return tf.constant(True)
+
+    if not skips:
+        update()
+        return
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g, _ in pairs if g is not None]
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+    tf.cond(finite, update, lambda: tf.constant(False))
+
+
+def _scale_of(optimizer: Any) -> tuple[Any, bool]:
+    """What the gradients that an optimizer is given are to be divided by, and whether it skips those not finite."""
+    if hasattr(optimizer, "dynamic_scale"):  # Keras 3, built by now
+        return tf.convert_to_tensor(optimizer.dynamic_scale), True
+    if hasattr(optimizer, "get_unscaled_gradients"):  # tf_keras, whose gradients come scaled back
+        return None, True
+    if hasattr(optimizer, "initial_scale"):  # Keras 3, in whose first step the loss was scaled by that
+        return tf.constant(optimizer.initial_scale, tf.float32), True
+    return getattr(optimizer, "loss_scale_factor", None), False
+
+
+def _divided(gradient: Any, scale: Any) -> Any:
+    if scale is None:
+        return gradient
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient / tf.cast(scale, gradient.dtype)
+    values = gradient.values / tf.cast(scale, gradient.values.dtype)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+
+@tf.autograph.experimental.do_not_convert
+def _finalize(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """``finalize_variable_values`` of an optimizer, by which ``fit`` ends: weights become their moving averages."""
+    returned = original(optimizer, *args, **kwargs)
+    row_averages.overwrite(optimizer)
+    return returned
+
+
+# ---- XLA -------------------------------------------------------------------------------------------------------------
+
+
+def compiles_by_xla(model: Any) -> bool:
+    """Whether the user has said ``jit_compile=True``, and not left it to Keras."""
+    return bool(getattr(model, "jit_compile", False)) and model not in _auto
+
+
+@contextlib.contextmanager
+def lookups_outside_of_xla(model: Any) -> Iterator[None]:
+    """Has Keras make functions that XLA does not compile as a whole: it knows no lookups of tables."""
+    if not getattr(model, "jit_compile", False) or next(_holders(model), None) is None:
+        yield
+        return
+    # Past the property: of tf_keras it would make all functions anew.
+    object.__setattr__(model, "_jit_compile", False)
+    try:
+        yield
+    finally:
+        object.__setattr__(model, "_jit_compile", True)
+
+
+@contextlib.contextmanager
+def _in_clusters(compiled: bool) -> Iterator[None]:
+    """Has XLA compile what it knows of a step: the dense part, and not lookups and updates of tables."""
+    if not compiled or tf.executing_eagerly():
+        yield
+        return
+    with tf.xla.experimental.jit_scope():
+        yield
+
+
+def _make_function(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """``make_test_function`` and ``make_predict_function``."""
+    with lookups_outside_of_xla(model):
+        return original(model, *args, **kwargs)
+
+
+# ---- What cannot be --------------------------------------------------------------------------------------------------
+
+
+def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Says at once what an optimizer cannot do with the tables that the model has by now."""
+    if not hasattr(model, "_flatten_layers"):
+        return original(model, *args, **kwargs)
+    asked = inspect.signature(original).bind(model, *args, **kwargs).arguments.get("jit_compile", "auto")
+    (_auto.add if asked == "auto" else _auto.discard)(model)
+    with _supported(model) if asked is True else contextlib.nullcontext():
+        returned = original(model, *args, **kwargs)
+    check(model)
+    return returned
+
+
+@contextlib.contextmanager
+def _supported(model: Any) -> Iterator[None]:
+    """Has Keras 3 compile a model by XLA although layers that look tables up say that XLA cannot compile them."""
+    layers = [layer for layer in {id(layer): layer for _, _, layer in _holders(model)}.values() if layer is not model]
+    layers = [layer for layer in layers if getattr(layer, "supports_jit", True) is False]
+    for layer in layers:
+        layer.supports_jit = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.supports_jit = False
+
+
+@tf.autograph.experimental.do_not_convert
+def check(model: Any) -> _Trained:
+    """The tables that the model's steps are to train.
+
+    Raises:
+      ValueError: an optimizer cannot.
+    """
+    trained = _Trained(model)
+    optimizer = getattr(model, "optimizer", None)
+    # Keras 3, tf_keras; None without a strategy.
+    strategy = getattr(model, "_distribute_strategy", None) or getattr(model, "_distribution_strategy", None)
+    for key, part in trained.parts.items():
+        if strategy is not None:
+            placement.refuse_copies(_name(part, part), strategy)
+        one = trained.optimizers.get(key, optimizer)
+        if one is None:
+            continue
+        core = one._core if isinstance(one, OptimizerWrapper) else innermost(one)
+        try:
+            check_supported(core, {part: fused.plan(core, part)})
+        except ValueError as error:
+            raise ValueError(f"Model '{model.name}', key-value variable '{_name(part, part)}': {error}") from None
+        if one is not optimizer and getattr(core, "use_ema", False):
+            raise ValueError(
+                f"Model '{model.name}', key-value variable '{_name(part, part)}': the optimizer of its layer has "
+                "moving averages (use_ema), which the end of fit puts in place for the model's optimizer only."
+            )
+    return trained
+
+
+# ---- Installing ------------------------------------------------------------------------------------------------------
+
+
+def _changes(keras: Any) -> Iterator[Callable[[], None]]:
+    """Wraps what a Keras has."""
+    methods: list[tuple[str, Callable[..., Any]]] = [(method, _train) for method in _TRAINING]
+    methods += [("make_train_function", _make_train_function), ("compile", _compile)]
+    methods += [(method, _make_function) for method in ("make_test_function", "make_predict_function", *_INFERENCE)]
+    for method, replacement in methods:
+        owner = defining_class(keras.Model, method)
+        if owner is not None:
+            yield wrap_method(owner, method, replacement)
+    layers = [cls for cls in keras.Model.__mro__ if cls.__module__.partition(".")[0] == keras.__name__]
+    for cls in layers:
+        for name in ("trainable_weights", "trainable_variables"):
+            if isinstance(vars(cls).get(name), property):
+                yield wrap_property(cls, name, _with_tables)
+        if isinstance(vars(cls).get("losses"), property):
+            yield wrap_property(cls, "losses", _without_tables)
+    for optimizer in _optimizers(keras):
+        for method in ("scale_loss", "get_scaled_loss"):
+            if method in vars(optimizer):
+                yield wrap_method(optimizer, method, _scale_loss)
+        if "apply_gradients" in vars(optimizer):
+            yield wrap_method(optimizer, "apply_gradients", _apply_gradients)
+        if "finalize_variable_values" in vars(optimizer):
+            yield wrap_method(optimizer, "finalize_variable_values", _finalize)
+        if "apply" in vars(optimizer):
+            yield wrap_method(optimizer, "apply", _apply)
+
+
+def _optimizers(keras: Any) -> list[type]:
+    """The classes of Keras's own that apply gradients or scale losses."""
+    scaler = keras.mixed_precision.LossScaleOptimizer
+    legacy = getattr(getattr(keras.optimizers, "legacy", None), "Optimizer", None)
+    classes = [*keras.optimizers.Optimizer.__mro__, scaler, *scaler.__subclasses__()]
+    classes += [] if legacy is None else legacy.__mro__
+    return [cls for cls in dict.fromkeys(classes) if cls.__module__.partition(".")[0] == keras.__name__]
+
+
+_hooks = KerasHooks(_changes)
+install, uninstall = _hooks.install, _hooks.uninstall

@@ -1,0 +1,111 @@
+"""Gradient accumulation of Keras 3 (``gradient_accumulation_steps``) over the rows that steps touch."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.trackable import autotrackable, data_structures
+
+from tfplugin.optimizers.generic_update import RowUpdate, sum_equal_keys
+
+
+class AccumulatedRows(autotrackable.AutoTrackable):
+    """The gradients of a table since the optimizer's last update, in the place of the accumulator of a dense variable.
+
+    It holds a row for each key that came, not one for each of the table. A checkpoint of the optimizer has it.
+
+    Attributes:
+      keys: [n].
+      rows: [n, dim], the sum of the gradients of each.
+    """
+
+    def __init__(self, update: RowUpdate, optimizer: Any) -> None:
+        variable = update.variable
+        self._update = data_structures.NoDependency(update)
+        #: The keys of this step's gradient.
+        self.came: tf.Tensor | None = None
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.keys = tf.Variable(tf.zeros([0], variable.key_dtype), shape=[None], trainable=False)
+            self.rows = tf.Variable(
+                tf.zeros([0, variable.dim], variable.dtype), shape=[None, variable.dim], trainable=False
+            )
+        name = f"kv_accumulated/{variable.name}".replace("/", ".").removesuffix(":0")
+        optimizer._maybe_initialize_trackable()
+        optimizer._track_trackable(self, name, overwrite=True)
+        optimizer._handle_deferred_dependencies(name, self)
+        _of.setdefault(optimizer, {})[_name(variable)] = self
+        brought = _brought.get(optimizer, {}).pop(_name(variable), None)
+        if brought is not None:
+            self.put(*brought)
+
+    def put(self, keys: Any, rows: Any) -> None:
+        """Has it hold these keys and the sums of their gradients."""
+        with tf.init_scope():
+            self.keys.assign(tf.cast(keys, self.keys.dtype))
+            self.rows.assign(tf.cast(rows, self.rows.dtype))
+
+    def _gathered(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Keys and rows with those of this step, whose gradient is `rows`."""
+        keys = tf.concat([self.keys.read_value(), self.came], 0)
+        return sum_equal_keys(keys, tf.concat([self.rows.read_value(), rows], 0))
+
+    def __radd__(self, rows: tf.Tensor) -> tf.Tensor:
+        """``gradient + accumulator``: the rows of all keys, which become those of the update."""
+        self._update.keys, rows = self._gathered(rows)
+        self._update.unique = True
+        return rows
+
+    def gather(self, rows: tf.Tensor) -> None:
+        """Adds the gradient of a step that updates nothing."""
+        keys, rows = self._gathered(rows)
+        self.keys.assign(keys, read_value=False)
+        self.rows.assign(rows, read_value=False)
+
+    # ---- What an optimizer asks of an accumulator that it empties ----------------------------------------------------
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Of the empty accumulator."""
+        return tf.TensorShape([0, self._update.variable.dim])
+
+    @property
+    def dtype(self) -> str:
+        """Name of that of the rows."""
+        return str(self._update.variable.dtype.name)
+
+    def assign(self, zeros: Any) -> None:
+        """Empties it."""
+        self.keys.assign(tf.zeros([0], self.keys.dtype), read_value=False)
+        self.rows.assign(tf.cast(zeros, self.rows.dtype), read_value=False)
+
+
+# ---- Files of Keras, in which an optimizer has its dense accumulators ----------------------------------------------
+
+#: Those of each optimizer, by variable; and what a file has brought before they were made.
+_of: weakref.WeakKeyDictionary[Any, dict[str, AccumulatedRows]] = weakref.WeakKeyDictionary()
+_brought: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
+
+
+def _name(part: Any) -> str:
+    return f"{part.partitioned_name or part._name}/{part.part}"
+
+
+def pending(optimizer: Any, part: Any) -> tuple[Any, Any] | None:
+    """Keys [n] and sums of gradients [n, dim] of a part, as arrays, that no update has taken yet; None of none."""
+    found = _of.get(optimizer, {}).get(_name(part))
+    keys = np.zeros(0) if found is None else found.keys.numpy()
+    if found is None or not len(keys):
+        return None
+    return keys, tf.cast(found.rows, tf.float32).numpy()
+
+
+def bring(optimizer: Any, part: Any, keys: Any, rows: Any) -> None:
+    """Gives an optimizer what `pending` gave of another one."""
+    found = _of.get(optimizer, {}).get(_name(part))
+    if found is not None:
+        found.put(keys, rows)
+    else:
+        _brought.setdefault(optimizer, {})[_name(part)] = (keys, rows)

@@ -1,0 +1,94 @@
+"""Moving averages of rows, for optimizers of Keras with ``use_ema``.
+
+A row's average moves on in the steps that touch the row. What lies beside it is the average less the value, which is
+zero for a row that has not been touched: its average is what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfplugin.optimizers.generic_update import RowUpdate, StepVariable
+from tfplugin.slots import SlotSpec
+
+#: Rows that are read and written at a time.
+_CHUNK = 1 << 18
+
+
+class RowAverages:
+    """The averages of the rows of one table, of one optimizer.
+
+    Attributes:
+      place: stands for them in the optimizer's list.
+    """
+
+    def __init__(self, update: RowUpdate, optimizer: Any) -> None:
+        self._update = update
+        self._optimizer = optimizer
+        self.place = StepVariable(f"{update.prefix}_averages", update.variable.dim, update.variable.dtype)
+
+    @property
+    def _self_update_uid(self) -> int:
+        """The last restore; see `slot_binding`."""
+        return int(getattr(self._optimizer, "_self_update_uid", -1))
+
+    @property
+    def _specs(self) -> list[SlotSpec]:
+        return [SlotSpec(f"{self._update.prefix}.average_offset", self._update.variable.dim, "constant", 0.0)]
+
+    def _read(self, keys: tf.Tensor) -> list[tf.Tensor]:
+        return self._update.variable.read_rows(keys, self, self._specs)
+
+    def _momentum(self, dtype: tf.DType) -> tf.Tensor:
+        momentum = tf.constant(self._optimizer.ema_momentum, dtype)
+        if hasattr(self._optimizer, "_check_variables_are_known"):  # Keras 3, whose first step sets the average
+            momentum *= tf.cast(tf.not_equal(tf.convert_to_tensor(self._optimizer.iterations), 0), dtype)
+        return momentum
+
+    def around(self, keys: tf.Tensor, move: Callable[[], Any]) -> Any:
+        """Moves the averages of `keys` on with their rows, which `move` updates. Returns the op (graph mode)."""
+        keys, _ = tf.unique(keys)
+        value, offset = self._read(keys)
+        with _after(value, offset):
+            moved = move()
+        with _after(moved):
+            after, _ = self._read(keys)
+        exact = tf.float64 if after.dtype == tf.float64 else tf.float32
+        value, offset, new = (tf.cast(tensor, exact) for tensor in (value, offset, after))
+        offset = self._momentum(exact) * (value + offset - new)
+        return self._update.variable.write_rows(keys, [after, tf.cast(offset, after.dtype)], self._specs)
+
+    def overwrite(self) -> None:
+        """Has each row be its average: within a step, or some rows at a time in eager mode."""
+        keys, _ = self._update.variable.export()
+        if not tf.executing_eagerly():
+            self._overwrite(keys)
+            return
+        for start in range(0, int(tf.size(keys)), _CHUNK):
+            self._overwrite(keys[start : start + _CHUNK])
+
+    def _overwrite(self, keys: tf.Tensor) -> None:
+        value, offset = self._read(keys)
+        self._update.variable.write_rows(keys, [value + offset, tf.zeros_like(offset)], self._specs)
+
+
+def _after(*done: Any) -> Any:
+    ops = [] if tf.executing_eagerly() else [op for op in done if isinstance(op, (tf.Operation, tf.Tensor))]
+    return tf.control_dependencies(ops)
+
+
+def overwrite(optimizer: Any) -> None:
+    """Has the rows of the tables that an optimizer with ``use_ema`` has trained be their averages."""
+    for averages in vars(optimizer).get("_kv_averages", ()):
+        averages.overwrite()
+
+
+def note(optimizer: Any, averages: RowAverages) -> None:
+    """Notes for `overwrite` that an optimizer has averages."""
+    if "_kv_averages" not in vars(optimizer):
+        # Past what Keras makes of attributes: it is no part of the optimizer.
+        object.__setattr__(optimizer, "_kv_averages", [])
+    vars(optimizer)["_kv_averages"].append(averages)
