@@ -39,7 +39,12 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
       const Operation operation(table_,
                                 threads.stream() != nullptr ? threads.stream() : table_->options_.stream);
       CheckNotGivenUp();
-      ReadInside();
+      try {
+        ReadInside();
+      } catch (...) {  // what was read will not come again
+        given_up_.store(true);
+        throw;
+      }
       if (ended()) LetWriteInside();
     }
     const int64_t n = Copy(std::min(capacity, rows_.front().n - next_), out);
@@ -189,6 +194,11 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
   int64_t Copy(int64_t n, const Buffers& out) {
     std::vector<RowLayout::Column> columns;
     for (const ColumnOut& column : out.columns) {
+      if (column.generation != kAnyGeneration && column.generation > layout_.generation) {
+        throw Error(ErrorCode::kFailedPrecondition,
+                    "The slots of table '" + table_->options_.name +
+                        "' changed while an export of it began: begin it again.");
+      }
       columns.push_back(layout_.At(column.column, column.width, column.generation));
     }
     const Rows& rows = rows_.front();
