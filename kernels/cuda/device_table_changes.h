@@ -148,7 +148,8 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
   void ReadInside() {
     // Columns of so many rows, each on a multiple of 16 bytes: contents, scores, keys, and the others.
     const int64_t row_bytes = layout_.row_bytes + 8 + KeyBytes() + 3 * 4;
-    const int64_t most = std::max(int64_t{64}, kReadBytes / row_bytes) / 64 * 64;
+    const int64_t bytes = std::min(kReadBytes, memory_->limit() / 8);
+    const int64_t most = std::max(int64_t{64}, bytes / row_bytes / 64 * 64);
     const Block block = table_->Allocate(Count(most * row_bytes), MemoryPlace::kDevice, "an export");
     char* at = block.data();
     const auto next = [&](int64_t bytes) {
