@@ -4,15 +4,15 @@
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
 - Wrappers around sixteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
-  ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), ``save`` and what saves asynchronously
-  (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which
-  `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop``
-  and that of Switch; and of `tf.function` ``make_function_context``, which tells its traces apart, and
-  ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands for one, through
-  untouched.
-- In Keras what `keras_models`, `keras_training`, `keras_files`, `keras_weights` and `keras_servers` say: the optimizer of a model trains
-  the tables of its layers, models are looked at where they train and predict, and tables are part of what is written,
-  read, counted and shown of them.
+  ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), ``save`` and what saves
+  asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
+  ``_lift_unlifted_variables``, by which `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of
+  its control flow ``ZerosLikeV1WhileLoop`` and that of Switch; and of `tf.function` ``make_function_context``, which
+  tells its traces apart, and ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable,
+  or stands for one, through untouched.
+- In Keras what `keras_models`, `keras_training`, `keras_files`, `keras_weights` and `keras_servers` say: the
+  optimizer of a model trains the tables of its layers, models are looked at where they train and predict, and tables
+  are part of what is written, read, counted and shown of them.
 """
 
 from __future__ import annotations
