@@ -39,7 +39,7 @@ struct DeviceRows {
   RowCounters* counters = nullptr;
   uint32_t* free_rows = nullptr;  // room for all that may be freed
   int64_t row_bytes = 0;
-  int slab_bits = 0;  // log2 of a slab's rows
+  int slab_bits = 0;         // log2 of a slab's rows
   DeviceRanks ranks;         // of a bounded table
   DeviceRowChanges changes;  // of a table that tracks them
 

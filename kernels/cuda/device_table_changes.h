@@ -39,7 +39,12 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
       const Operation operation(table_,
                                 threads.stream() != nullptr ? threads.stream() : table_->options_.stream);
       CheckNotGivenUp();
-      ReadInside();
+      try {
+        ReadInside();
+      } catch (...) {  // what was read will not come again
+        given_up_.store(true);
+        throw;
+      }
       if (ended()) LetWriteInside();
     }
     const int64_t n = Copy(std::min(capacity, rows_.front().n - next_), out);
@@ -143,7 +148,8 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
   void ReadInside() {
     // Columns of so many rows, each on a multiple of 16 bytes: contents, scores, keys, and the others.
     const int64_t row_bytes = layout_.row_bytes + 8 + KeyBytes() + 3 * 4;
-    const int64_t most = std::max(int64_t{64}, kReadBytes / row_bytes) / 64 * 64;
+    const int64_t bytes = std::min(kReadBytes, memory_->limit() / 8);
+    const int64_t most = std::max(int64_t{64}, bytes / row_bytes / 64 * 64);
     const Block block = table_->Allocate(Count(most * row_bytes), MemoryPlace::kDevice, "an export");
     char* at = block.data();
     const auto next = [&](int64_t bytes) {
@@ -189,6 +195,11 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
   int64_t Copy(int64_t n, const Buffers& out) {
     std::vector<RowLayout::Column> columns;
     for (const ColumnOut& column : out.columns) {
+      if (column.generation != kAnyGeneration && column.generation > layout_.generation) {
+        throw Error(ErrorCode::kFailedPrecondition,
+                    "The slots of table '" + table_->options_.name +
+                        "' changed while an export of it began: begin it again.");
+      }
       columns.push_back(layout_.At(column.column, column.width, column.generation));
     }
     const Rows& rows = rows_.front();

@@ -161,6 +161,27 @@ void AnExportThatNobodyReadsIsGivenUp() {
   writer.join();
 }
 
+// An export has the columns that rows had at its moment, and no others by their numbers.
+void SlotsThatComeAfterTheMomentAreNotInIt() {
+  const auto table = Make(0, Eviction::kLru);
+  const std::vector<int64_t> keys = Keys(100);
+  const std::vector<float> values(100 * kDim, 2.0f);
+  table->Upsert(keys.data(), 100, values.data(), {}, Pool());
+  const Rows before = Contents(table.get());
+  const RowSchema schema = table->schema();
+  const auto exporter = table->ExportMoment({});
+  const auto late = table->ExportMoment({});
+  const uint64_t generation = table->EnsureSlots({kOther}, Pool());
+  Rows rows;
+  ReadInto(exporter.get(), schema, 30, Pool(), &rows, [] {});
+  CHECK(rows == before);
+  float other[2];
+  Exporter::Buffers out;
+  out.columns = {{1, other, 2, generation}};
+  CHECK(Throws(ErrorCode::kFailedPrecondition, "slots of table 'changing' changed",
+               [&] { late->Next(1, out, Pool()); }));
+}
+
 // Increments that are cut while others write, at any moment: with every key that went and came.
 void IncrementsBesideWritersAreTheTable(int64_t max_capacity) {
   const auto table = Make(max_capacity, Eviction::kLru);
@@ -213,6 +234,7 @@ int main() {
   kvtable::EveryWayToGoIsNoted();
   kvtable::WhoWritesWaitsForWhatIsLeft();
   kvtable::AnExportThatNobodyReadsIsGivenUp();
+  kvtable::SlotsThatComeAfterTheMomentAreNotInIt();
   kvtable::IncrementsBesideWritersAreTheTable(0);
   kvtable::IncrementsBesideWritersAreTheTable(2500);
 }

@@ -89,6 +89,25 @@ class Caller:
         result = self.triton.infer(table, [ids])
         return result.as_numpy("embeddings"), result.as_numpy("found")
 
+    def tensorflow_grpc(self, table: str, keys: npt.NDArray[Any]) -> Answer:
+        grpc = pytest.importorskip("grpc")
+        from kvtools.server.protos import message
+
+        if not hasattr(self, "channel"):
+            self.channel = grpc.insecure_channel(f"127.0.0.1:{self.told['grpc_port']}")
+        ids = {
+            "dtype": 9,
+            "tensor_shape": {"dim": [{"size": len(keys)}]},
+            "tensor_content": keys.astype("<i8").tobytes(),
+        }
+        spec = {"name": "default", "signature_name": table}
+        request = message("tensorflow.serving.PredictRequest")(model_spec=spec, inputs={"ids": ids})
+        call = self.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+        answer = message("tensorflow.serving.PredictResponse").FromString(call(request.SerializeToString(), timeout=60))
+        rows, found = answer.outputs["embeddings"], answer.outputs["found"]
+        values = np.frombuffer(rows.tensor_content, "<f4").reshape([dim.size for dim in rows.tensor_shape.dim])
+        return values, np.array(found.bool_val, bool) if found.bool_val else np.frombuffer(found.tensor_content, bool)
+
     def resp(self, table: str, keys: npt.NDArray[Any]) -> Answer:
         if not hasattr(self, "redis"):
             self.redis = socket.create_connection(("127.0.0.1", self.told["resp_port"]), timeout=60)
@@ -134,6 +153,7 @@ def test_every_protocol_answers_each_increment(serve: Callable[..., Any], tmp_pa
     server = serve("--follow", writer.folder, "--json", "--grpc-port", 0, "--resp-port", 0)
     caller = Caller(json.loads(server.line))
     ways = (caller.json, caller.binary, caller.frame, caller.predict, caller.infer, caller.grpc, caller.resp)
+    ways += (caller.tensorflow_grpc,)
     for _ in range(12):
         grow(writer)
         until(lambda: get_json(caller.port, "/v1/tables")[1]["version"] == writer.number, "the increment is served")

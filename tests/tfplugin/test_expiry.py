@@ -69,7 +69,7 @@ def test_a_row_that_n_steps_did_not_write_is_gone(make, partitioner):
     assert v.stamps([1, 2])[1].numpy().tolist() == [4, 0]
     np.testing.assert_array_equal(v.sparse_read([2]), [[0.5, 0.5]])  # a new row
     assert keys_of(v) == [1, 2]  # exports have no rows that lookups do not give
-    assert int(v.size()) == 2 and int(v.evicted_rows()) == 3
+    assert int(v.size()) == 2 and int(v.expired_rows()) == 3
 
 
 def test_a_row_is_trained_that_was_there_for_the_lookup_of_the_step(make):

@@ -231,15 +231,18 @@ DATA = Path(__file__).parents[1] / "data"
         ("tfra/savedmodel", 4, "tfra/expected_tf2.npz", ("serve_keys", "serve_values"), {}),
     ],
 )
-def test_files_that_the_peers_have_written(path, dim, expected, columns, slots, rows_of, partitioner):
+def test_files_that_the_peers_have_written(path, dim, expected, columns, slots, partitioner, tmp_path):
     wanted = np.load(DATA / expected)
     keys, values = (wanted[column] for column in columns)
     name = "user_emb" if path == "tfra/object" else next(iter(kvtools.open(DATA / path).tables))
     table = tf.get_kv_variable("here", dim, initializer=CONSTANT, partitioner=partitioner)
     assert tfplugin.warm_start(DATA / path, {table: name}, slots={slot: slot for slot in slots}) == {"here": len(keys)}
     np.testing.assert_array_equal(_rows(table, keys), values)
+    (saved,) = kvtools.open(tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))).tables.values()
+    came = saved.to_numpy()
+    assert set(came.slots) == set(slots)
     for slot, column in slots.items():
-        np.testing.assert_array_equal(rows_of(table, keys, slot), wanted[column])
+        np.testing.assert_array_equal(came.slots[slot][np.argsort(came.keys)], wanted[column][np.argsort(keys)])
     absent = int(keys.max()) + 1
     np.testing.assert_array_equal(_rows(table, [absent]), [[0.25] * dim])
 
