@@ -122,13 +122,15 @@ def _looked_up_elsewhere(model: Any) -> dict[str, Any]:
 # ---- Checkpoints of Keras 3 ------------------------------------------------------------------------------------------
 
 
+_CONTAINERS = (list, tuple, dict)
+
+
 def _in_containers(name: str, value: Any, within: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
     """The tables, and `sok.Variable` s, in an attribute that is a list or dictionary, as ``name_<index or key>``."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-    for key, item in items:
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         if is_table(item) or is_shard(item):
             yield f"{name}_{key}", item
-        elif not any(item is one for one in (*within, value)):  # else a circle
+        elif isinstance(item, _CONTAINERS) and not any(item is one for one in (*within, value)):  # else a circle
             yield from _in_containers(f"{name}_{key}", item, (*within, value))
 
 
@@ -137,7 +139,8 @@ def _children(original: Callable[..., Any], layer: Any, save_type: str = "checkp
     children = dict(original(layer, save_type, **kwargs))
     if save_type == "checkpoint":
         for attribute, value in list(vars(layer).items()):
-            if not attribute.startswith("_self_"):  # TensorFlow's own lists of what it tracks
+            # Most are none, and there are thousands of layers. What begins so is TensorFlow's own, of what it tracks.
+            if isinstance(value, _CONTAINERS) and not attribute.startswith("_self_"):
                 for name, table in _in_containers(attribute, value):
                     while name in children:
                         name += "_"
