@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -15,9 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    import run
-
-    return run
+    # benchmarks/ has a run.py, too, and a test before may have imported it.
+    spec = importlib.util.spec_from_file_location("run_examples", ROOT / "examples" / "run.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_every_example_is_run_and_listed(runner: ModuleType) -> None:

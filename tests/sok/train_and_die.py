@@ -67,6 +67,7 @@ def main() -> None:
             manager.save()
     except BaseException as error:
         ended["error"] = f"{type(error).__name__}: {error}"
+        print(ended["error"], file=sys.stderr, flush=True)  # before the launcher, which the other death ends, ends this
         raise
     finally:
         held, values = sok.export(dynamic)
