@@ -7,6 +7,9 @@ accumulates them along with those, and hands them to the optimizer, whose ``appl
 `OptimizerWrapper`. So a ``train_step`` of a user's own trains them, too. One that updates a table itself is found out
 before: by a trace of it that nobody runs.
 
+A loop by hand, which asks a model or a layer for its trainable weights, is given the tables, too; Keras itself, which
+counts, saves and builds by those, is not.
+
 What would go unnoticed is an error:
 
 - an optimizer that cannot update a table, at ``compile`` if the table is there, else before the first step;
@@ -20,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import threading
 import warnings
 import weakref
@@ -32,6 +36,7 @@ from tensorflow.python.framework import func_graph
 from tfplugin import placement, scaled_loss, step_record
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.keras_models import _holders, _listed, _name, _note_looked_up
+from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused, row_averages
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.optimizers.wrapper import OptimizerWrapper, check_supported, wrapper_of
@@ -50,7 +55,13 @@ _decided: weakref.WeakKeyDictionary[Any, dict[frozenset[int], frozenset[int]]] =
 #: Models that leave it to Keras whether XLA compiles them.
 _auto: weakref.WeakSet[Any] = weakref.WeakSet()
 
+#: The optimizers that layers were given for parts of tables that a loop by hand trains.
+_given: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
 _now = threading.local()
+
+#: Whose code that asks for trainable weights wants those of Keras, and no tables.
+_LIBRARIES = ("keras", "tf_keras", "tensorflow", "tfplugin")
 
 
 # ---- Which tables a step trains --------------------------------------------------------------------------------------
@@ -64,15 +75,32 @@ class _Trained:
       optimizers: by the id of a part, the optimizer that its layer was given; others have the model's.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self) -> None:
         self.parts: dict[int, Any] = {}
         self.optimizers: dict[int, Any] = {}
+
+    @staticmethod
+    def of_model(model: Any) -> _Trained:
+        """Those of a model, or of a layer."""
+        trained = _Trained()
         for part, table, layer in _holders(model):
             if layer.trainable and part.trainable and _is_left_to_keras(part, table):
-                self.parts[id(part)] = part
-                own = _own_optimizer(layer, table)
-                if own is not None:
-                    self.optimizers[id(part)] = own
+                trained._add(part, _own_optimizer(layer, table))
+        return trained
+
+    @staticmethod
+    def of_pairs(pairs: list[tuple[Any, Any]]) -> _Trained:
+        """Those that a loop by hand has given gradients of."""
+        trained = _Trained()
+        for _, variable in pairs:
+            if isinstance(variable, KvVariable) and _is_left_to_keras(variable, variable):
+                trained._add(variable, _given.get(variable))
+        return trained
+
+    def _add(self, part: Any, own_optimizer: Any) -> None:
+        self.parts[id(part)] = part
+        if own_optimizer is not None:
+            self.optimizers[id(part)] = own_optimizer
 
     def keep(self, parts: Any) -> None:
         """Leaves out those that are not among `parts`, ids."""
@@ -105,13 +133,25 @@ def _among_the_weights(trained: _Trained | None) -> Iterator[None]:
 
 
 def _with_tables(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
-    """``trainable_weights`` and ``trainable_variables``: with tables, within a step that trains them."""
+    """``trainable_weights`` and ``trainable_variables``: with tables, within a step that trains them, and by hand."""
     weights = getter(layer)
     trained = getattr(_now, "trained", None)
+    if trained is None and layer.trainable and not _asked_by_a_library():
+        trained = _Trained.of_model(layer)
+        for key, own in trained.optimizers.items():
+            _given[trained.parts[key]] = own
     if trained is None or not trained.parts or not layer.trainable:
         return weights
     held = {id(part): part for part, _, owner in _holders(layer) if owner.trainable and id(part) in trained.parts}
     return [*(weight for weight in weights if id(weight) not in held), *held.values()] if held else weights
+
+
+def _asked_by_a_library() -> bool:
+    """Whether what asks for weights is no code of the user's: the first frame beyond these wrappers tells."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "tfplugin.wrapped_method"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
 
 
 def _without_tables(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
@@ -255,11 +295,11 @@ def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
 
 @tf.autograph.experimental.do_not_convert
 def _apply_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any, *args: Any, **kwargs: Any) -> Any:
-    """``apply_gradients`` of an optimizer, which takes tables within a step that trains them."""
+    """``apply_gradients`` of an optimizer, which takes tables within a step that trains them, and by hand."""
     trained = getattr(_now, "trained", None)
-    if trained is None or not trained.parts:
-        return original(optimizer, pairs, *args, **kwargs)
     pairs = list(pairs)
+    if trained is None:
+        trained = _Trained.of_pairs(pairs)
     if not any(id(variable) in trained.parts for _, variable in pairs):
         return original(optimizer, pairs, *args, **kwargs)
     _warn_of_missing(trained, pairs)
@@ -346,9 +386,21 @@ def _divided(gradient: Any, scale: Any) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert
+def _given_weights(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """``build`` of an optimizer, and what else a loop by hand gives its weights to: has nothing to do with tables."""
+
+    def weights(given: Any) -> Any:
+        if not isinstance(given, (list, tuple)):
+            return given
+        return [variable for variable in given if not isinstance(variable, KvVariable)]
+
+    return original(optimizer, *map(weights, args), **{name: weights(given) for name, given in kwargs.items()})
+
+
+@tf.autograph.experimental.do_not_convert
 def _finalize(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """``finalize_variable_values`` of an optimizer, by which ``fit`` ends: weights become their moving averages."""
-    returned = original(optimizer, *args, **kwargs)
+    returned = _given_weights(original, optimizer, *args, **kwargs)
     row_averages.overwrite(optimizer)
     return returned
 
@@ -428,7 +480,7 @@ def check(model: Any) -> _Trained:
     Raises:
       ValueError: an optimizer cannot.
     """
-    trained = _Trained(model)
+    trained = _Trained.of_model(model)
     optimizer = getattr(model, "optimizer", None)
     # Keras 3, tf_keras; None without a strategy.
     strategy = getattr(model, "_distribute_strategy", None) or getattr(model, "_distribution_strategy", None)
@@ -476,6 +528,8 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
                 yield wrap_method(optimizer, method, _scale_loss)
         if "apply_gradients" in vars(optimizer):
             yield wrap_method(optimizer, "apply_gradients", _apply_gradients)
+        if "build" in vars(optimizer):
+            yield wrap_method(optimizer, "build", _given_weights)
         if "finalize_variable_values" in vars(optimizer):
             yield wrap_method(optimizer, "finalize_variable_values", _finalize)
         if "apply" in vars(optimizer):

@@ -160,6 +160,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         pairs = parameter_servers.without_tables(grads_and_vars)
         if isinstance(self.optimizer, v1_optimizer.Optimizer) or not generic_update.any_key_value(pairs):
             return apply(pairs, *args, **kwargs)
+        pairs = _once(pairs)
         plans = {v: fusing.plan(self._core, v) for _, v in pairs if isinstance(v, KvVariable)}
         check_supported(self._core, plans)
         explanation.note(self._core, pairs)
@@ -466,6 +467,24 @@ def wrapper_of(optimizer: Any) -> OptimizerWrapper:
         # Past what Keras makes of attributes: it is no part of the optimizer.
         object.__setattr__(optimizer, "_kv_wrapper", wrapper)
     return wrapper
+
+
+def _once(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Pairs without those of a table that came before: ``[*layer.trainable_variables, layer.table]`` has it twice."""
+    gradients: dict[int, Any] = {}
+    once = []
+    for gradient, variable in pairs:
+        if isinstance(variable, KvVariable):
+            if id(variable) in gradients:
+                if gradient is not gradients[id(variable)]:
+                    raise ValueError(
+                        f"apply_gradients: {variable.name} comes twice, with two gradients. Take the gradient of the "
+                        "sum of the losses, or apply them one after the other."
+                    )
+                continue
+            gradients[id(variable)] = gradient
+        once.append((gradient, variable))
+    return once
 
 
 def _names(optimizer: Any) -> list[str]:

@@ -1,0 +1,117 @@
+"""Loops by hand, as Keras's guides show them: the trainable weights of a model have the tables of its layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from keras_pairs import DIM, assert_alike, batches, by_hand, pair
+
+import tfplugin
+import tfplugin.keras
+import tfplugin.tf_keras
+
+DATA = batches()
+
+OPTIMIZERS = {
+    "Adam": lambda keras: keras.optimizers.Adam(0.05),
+    "clipped": lambda keras: keras.optimizers.SGD(0.1, global_clipnorm=0.2),
+    "wrapped": lambda keras: tfplugin.OptimizerWrapper(keras.optimizers.Adam(0.05)),
+    "loss scale": lambda keras: keras.mixed_precision.LossScaleOptimizer(keras.optimizers.Adam(0.05)),
+}
+
+
+def _embedding(keras, **options):
+    layers = tfplugin.tf_keras if keras is tf_keras else tfplugin.keras
+    return layers.Embedding(DIM, name="embedding", **options)
+
+
+def _step(model, optimizer):
+    """A step that is as in the guides of either Keras."""
+
+    def step(ids, labels):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(ids, training=True) - labels) ** 2)
+            scaled = loss
+            if hasattr(optimizer, "scale_loss"):
+                scaled = optimizer.scale_loss(loss)
+            elif hasattr(optimizer, "get_scaled_loss"):
+                scaled = optimizer.get_scaled_loss(loss)
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        if hasattr(optimizer, "get_unscaled_gradients"):
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("layer", [_embedding, by_hand])
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_loop_by_hand_is_that_of_a_dense_embedding(both_kerases, optimizer, traced, layer):
+    models = pair(both_kerases, layer, initial=0.5)
+    steps = [_step(model, OPTIMIZERS[optimizer](both_kerases)) for model in models.models]
+    if traced:
+        steps = [tf.function(step) for step in steps]
+    for ids, labels in DATA:
+        ours, dense = (float(step(tf.constant(ids), tf.constant(labels))) for step in steps)
+        np.testing.assert_allclose(ours, dense, rtol=1e-5)
+    assert_alike(models, DATA[0][0])
+
+
+def test_what_keras_itself_asks_for_has_no_tables(both_kerases):
+    models = pair(both_kerases, _embedding)
+    assert models.ours.trainable_variables[-1] is models.table
+    assert len(models.ours.trainable_weights) == len(models.ours.weights) + 1
+    assert len(models.ours.get_weights()) == len(models.ours.weights) + 2, "keys and rows"
+    optimizer = both_kerases.optimizers.Adam(0.1)
+    optimizer.build(models.ours.trainable_variables)
+    models.ours.compile(optimizer, "mse")
+    models.ours.fit(*DATA[0], verbose=0)
+
+
+def test_frozen_layers_and_those_with_an_optimizer_of_their_own(both_kerases):
+    layers = tfplugin.tf_keras if both_kerases is tf_keras else tfplugin.keras
+    frozen = layers.Embedding(2, trainable=False, name="frozen")
+    assert frozen.trainable_variables == []
+    own = layers.Embedding(2, initializer=1.0, optimizer=both_kerases.optimizers.SGD(0.25), name="own")
+    other = layers.Embedding(2, initializer=1.0, name="other")
+    optimizer = both_kerases.optimizers.SGD(0.5)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(own(tf.constant([7]), training=True) + other(tf.constant([7]), training=True))
+    variables = own.trainable_variables + other.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    assert own(tf.constant([7])).numpy().tolist() == [[0.75, 0.75]]
+    assert other(tf.constant([7])).numpy().tolist() == [[0.5, 0.5]]
+
+
+def test_a_table_that_comes_twice_is_updated_once(both_kerases):
+    layers = tfplugin.tf_keras if both_kerases is tf_keras else tfplugin.keras
+    layer = layers.Embedding(2, initializer=1.0, name="twice")
+    for optimizer in (both_kerases.optimizers.SGD(0.5), tfplugin.OptimizerWrapper(both_kerases.optimizers.SGD(0.5))):
+        before = layer(tf.constant([7]), training=True).numpy()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([7]), training=True))
+        variables = [*layer.trainable_variables, layer.table]
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        assert (layer(tf.constant([7])).numpy() == before - 0.5).all()
+        other = tf.IndexedSlices(gradients[0].values * 2, gradients[0].indices)
+        with pytest.raises(ValueError, match=r"twice:0 comes twice, with two gradients"):
+            optimizer.apply_gradients([(gradients[0], layer.table), (other, layer.table)])
+
+
+def test_averages_take_the_place_of_rows(both_kerases):
+    layers = tfplugin.tf_keras if both_kerases is tf_keras else tfplugin.keras
+    layer = layers.Embedding(2, initializer=1.0, name="averaged")
+    optimizer = both_kerases.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([7]), training=True))
+        variables = layer.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    live = layer(tf.constant([7])).numpy()
+    optimizer.finalize_variable_values(layer.trainable_variables)
+    assert (layer(tf.constant([7])).numpy() > live).all()
