@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from tfplugin import table_files
 from tfplugin.held_tables import HeldTable, held_tables, keeps_rows_itself
+from tfplugin.keras_builds import check_built
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.keras_models import _listed, _looked_up_elsewhere, held_by, is_shard, is_table
 from tfplugin.table_files import FOLDER, SavedTables
@@ -334,6 +335,8 @@ def _name(model: Any) -> str:
 def _restore(saved: SavedTables | None, model: Any, where: str) -> None:
     """Gives a model that has been loaded its rows."""
     held = _to_load(model)
+    if held:
+        check_built(model)
     if saved is None:
         _refuse_lacking(held, model, where)
         return

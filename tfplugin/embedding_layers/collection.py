@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.util import nest
 
+from tfplugin.embedding_layers.built_by_shape import as_ids
 from tfplugin.embedding_layers.configs import FeatureConfigFields
 from tfplugin.embedding_layers.embedding import output_spec
 from tfplugin.embedding_layers.keras_inputs import refuse_other_keras
@@ -176,7 +177,8 @@ class EmbeddingCollectionLayer:
         for feature, one, of_one in zip(self._features.all, ids, every, strict=True):
             if not isinstance(one, tf.RaggedTensor):  # of which longer rows are cut
                 _check_shape(feature, one.shape, "input", feature.input_shape, self.name)  # type: ignore[attr-defined]
-            lookups.append(lookup_of(one, of_one, self._reading(feature)))
+            reading = self._reading(feature)
+            lookups.append(lookup_of(as_ids(one, reading), of_one, reading))
         return lookups
 
     def _flat_shapes(self, input_shape: Any) -> list[tuple[int | None, ...]]:

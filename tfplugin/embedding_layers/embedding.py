@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfplugin.embedding_layers.built_by_shape import as_ids
 from tfplugin.embedding_layers.keras_inputs import refuse_other_keras
 from tfplugin.embedding_layers.layer_ids import check_dtype, lookup_of, mask_of, output_shape, padding_of
 from tfplugin.embedding_layers.layer_tables import TableOptions
@@ -135,7 +136,7 @@ class EmbeddingLayer:
     @tf.autograph.experimental.do_not_convert
     def _rows(self, ids: Any, weights: Any, training: Any) -> Any:
         train = trains(self, training)
-        lookup = lookup_of(ids, weights, self._reading)
+        lookup = lookup_of(as_ids(ids, self._reading), weights, self._reading)
         if self.options.regularizer is None:
             (rows,) = read([lookup], train)
         else:
@@ -148,6 +149,7 @@ class EmbeddingLayer:
         del mask
         if not self.supports_masking:
             return None
+        inputs = as_ids(inputs, self._reading)
         padding = padding_of(inputs.dtype, self._reading)
         if type(inputs).__name__ == "KerasTensor":  # of Keras 3
             return None if getattr(inputs, "ragged", False) else self._mask_operation(padding)(inputs)

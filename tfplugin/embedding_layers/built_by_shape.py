@@ -1,0 +1,40 @@
+"""Calls by which Keras builds a model of shapes alone: it takes all input for floats, and asks for weights, not rows."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfplugin.embedding_layers.layer_ids import Reading
+
+
+class _Within(threading.local):
+    #: Whether Keras builds a model in this thread.
+    building = False
+
+
+_within = _Within()
+
+
+@contextlib.contextmanager
+def building() -> Iterator[None]:
+    """While Keras builds a model of shapes."""
+    before, _within.building = _within.building, True
+    try:
+        yield
+    finally:
+        _within.building = before
+
+
+def as_ids(inputs: Any, reading: Reading) -> Any:
+    """`inputs`; of floats that stand for ids while a model is built, ids of that shape."""
+    stands_for_ids = _within.building and isinstance(inputs, tf.Tensor) and inputs.dtype.is_floating
+    if not stands_for_ids or not tf.is_symbolic_tensor(inputs):
+        return inputs
+    if reading.strings or isinstance(reading.padding, (str, bytes)):
+        return tf.strings.as_string(inputs)
+    return tf.cast(inputs, reading.table.key_dtype)
