@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,12 +28,14 @@ class HeldTable:
       layer: the first one that holds it.
       name: of the table; `names_of` numbers equal ones.
       trainable: whether the table is, and a layer that holds it.
+      unnumbered: where Keras made the name, of what is the same in all models of that making; None: the user gave it.
     """
 
     table: Any
     layer: Any
     name: str
     trainable: bool
+    unnumbered: str | None = None
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -100,6 +103,7 @@ class HeldTable:
 def held_tables(model: Any) -> list[HeldTable]:
     """The tables of the layers of a model, or of a layer, each once. Those whose rows are in a server are left out."""
     layers_of: dict[int, list[Any]] = {}
+    made = {layer.name for layer in model._flatten_layers() if _named_by_keras(layer)}
     tables: dict[int, Any] = {}
     seen: dict[int, int] = {}
     for part, table, layer in keras_models._holders(model):
@@ -116,9 +120,24 @@ def held_tables(model: Any) -> list[HeldTable]:
             layers_of[key][0],
             name_of(table),
             bool(table.trainable) and any(bool(layer.trainable) for layer in layers_of[key]),
+            _unnumbered(name_of(table), made),
         )
         for key, table in tables.items()
     ]
+
+
+def _named_by_keras(layer: Any) -> bool:
+    """Whether a layer has a name that Keras makes of its class and a number, and nobody is known to have given it."""
+    stem = re.sub(r"_\d+$", "", layer.name).replace("_", "").lower()
+    return stem == type(layer).__name__.replace("_", "").lower() and not getattr(layer, "_name_was_given", False)
+
+
+def _unnumbered(name: str, made: set[str]) -> str | None:
+    """The name of a table without the numbers of the names of layers in it that Keras `made`; None: there are none."""
+    segments = name.split("/")
+    if not made.intersection(segments):
+        return None
+    return "/".join(re.sub(r"_\d+$", "", segment) if segment in made else segment for segment in segments)
 
 
 def keeps_rows_itself(layer: Any) -> bool:

@@ -35,7 +35,17 @@ _BUNDLE = "tables"
 _PENDING = "pending.npz"
 _LAYOUT = 1
 #: What is said of each table.
-_FIELDS = ("name", "dim", "key_dtype", "value_dtype", "tables", "optimizer", "own_iterations", "steps_in_backward")
+_FIELDS = (
+    "name",
+    "unnumbered",
+    "dim",
+    "key_dtype",
+    "value_dtype",
+    "tables",
+    "optimizer",
+    "own_iterations",
+    "steps_in_backward",
+)
 _PIECE = 1 << 24
 
 
@@ -122,6 +132,7 @@ def _described(one: HeldTable, name: str, optimizer: Any) -> dict[str, Any]:
     updates = [part._in_backward for part in one.parts if part._in_backward is not None]
     return {
         "name": name,
+        "unnumbered": one.unnumbered,
         "dim": one.dim,
         "key_dtype": one.key_dtype.name,
         "value_dtype": one.dtype.name,
@@ -168,8 +179,8 @@ class SavedTables:
     ) -> tuple[list[tuple[dict[str, Any], HeldTable]], list[str]]:
         """Pairs of what is saved and what a model holds, and what is wrong with the others.
 
-        By name; and where that does not tell, in their order, by names that are equal but for the numbers that Keras
-        puts behind those that it makes.
+        By name; names that Keras made, of layers without one, where that does not tell in their order, if they are
+        equal but for their numbers.
 
         Args:
           held: the tables of the model.
@@ -183,13 +194,21 @@ class SavedTables:
         names = names_of(held)
         saved = {entry["name"]: entry for entry in self.tables}
         wrong = []
-        plain = [_unnumbered(name) for name in names]
+        exact = {
+            name
+            for name, one in zip(names, held, strict=True)
+            if name in saved and None in (one.unnumbered, saved[name]["unnumbered"])
+        }
+        rest = [one for name, one in zip(names, held, strict=True) if name not in exact]
+        rest_saved = [entry for entry in self.tables if entry["name"] not in exact]
+        alike = [one.unnumbered for one in rest] == [entry["unnumbered"] for entry in rest_saved]
         if by_name:
             pairs = [(saved[name], one) for name, one in zip(names, held, strict=True) if name in saved]
         elif set(names) == set(saved):
             pairs = [(saved[name], one) for name, one in zip(names, held, strict=True)]
-        elif plain == [_unnumbered(entry["name"]) for entry in self.tables]:
-            pairs = list(zip(self.tables, held, strict=True))
+        elif alike and all(one.unnumbered is not None for one in rest):
+            pairs = [(saved[name], one) for name, one in zip(names, held, strict=True) if name in exact]
+            pairs += zip(rest_saved, rest, strict=True)
         else:
             pairs = [(saved[name], one) for name, one in zip(names, held, strict=True) if name in saved]
             wrong.append(
@@ -323,11 +342,6 @@ def _read_pending(file: Path, where: str) -> dict[str, np.ndarray[Any, Any]]:
         raise DamagedTablesError(
             f"{where}: the gradients that it has of its tables cannot be read ({error!r})."
         ) from error
-
-
-def _unnumbered(name: str) -> str:
-    """Without the numbers that Keras and `get_kv_variable` put behind names of theirs."""
-    return "/".join(re.sub(r"[_~]\d+$", "", segment) for segment in name.split("/"))
 
 
 def _listed(names: Any) -> str:

@@ -1,4 +1,4 @@
-"""Calls by which Keras builds a model of shapes alone: it takes all input for floats, and asks for weights, not rows."""
+"""Calls by which Keras builds a model of shapes alone: it takes all input for floats, and wants weights, not rows."""
 
 from __future__ import annotations
 

@@ -63,6 +63,8 @@ class EmbeddingLayer:
         # Ids are not cast to the dtype of the rows.
         super().__init__(name=name, trainable=trainable, dtype=dtype, autocast=False, **kwargs)  # type: ignore[call-arg]
         what = f"Layer '{self.name}'"  # type: ignore[has-type]
+        #: Whether the name, which is the table's, too, is the user's and not one that Keras made.
+        self._name_was_given = name is not None
         self.options = TableOptions(
             dim,
             combiner,
@@ -171,6 +173,13 @@ class EmbeddingLayer:
         """What it takes to make the layer again, without its rows."""
         config = super().get_config()  # type: ignore[misc]
         return {**config, **self.options.config(self._keras, f"Layer '{self.name}'")}  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """The layer that `get_config` told of."""
+        layer = super().from_config(config)  # type: ignore[misc]
+        layer._name_was_given = None  # a config has a name in any case
+        return layer
 
 
 class PaddingMask:

@@ -6,6 +6,7 @@ import copy
 import importlib
 import json
 import pickle
+import re
 import zipfile
 
 import numpy as np
@@ -272,13 +273,46 @@ def test_a_model_that_was_loaded_serves_from_stock_tensorflow(both_kerases, tmp_
     np.testing.assert_allclose(answer, models.ours.predict(DATA[0][0], verbose=0), rtol=1e-6)
 
 
-def test_names_that_keras_numbers_are_the_same_table(both_kerases, tmp_path):
-    keras = both_kerases
-    first, second = (model_of(keras, rows(keras, table=name)) for name in ("embedding_4", "embedding_11"))
-    first.get_layer("embedding").table.upsert([1], [[1.0] * 4])
-    first.save_weights(str(tmp_path / "w.weights.h5"))
-    second.load_weights(str(tmp_path / "w.weights.h5"))
-    assert of(second.get_layer("embedding").table) == {1: [1.0] * 4}
+def test_names_that_keras_numbers_are_the_same_table(both_kerases, layers, tmp_path):
+    first, second = (_of_three(both_kerases, layers, None, None, "given_1") for _ in range(2))
+    names = [[table.name for table in tables] for _, tables in (first, second)]
+    assert names[0][:2] != names[1][:2] and names[0][2] == names[1][2]
+    for number, table in enumerate(first[1]):
+        table.upsert([number], [[1.0] * 4])
+    path = str(tmp_path / "m.keras")
+    first[0].save(path)
+    loaded = both_kerases.models.load_model(path)  # whose names are those in the config
+    loaded.save_weights(str(tmp_path / "w.weights.h5"))
+    for file in (path, str(tmp_path / "w.weights.h5")):
+        second[0].load_weights(file)
+        assert [of(table) for table in second[1]] == [{number: [1.0] * 4} for number in range(3)]
+        for table in second[1]:
+            table.remove(np.arange(3))
+
+
+def _of_three(keras, layers, *names):
+    ids = keras.Input((3,), dtype="int64")
+    made = [layers.Embedding(4, combiner="sum", name=name) for name in names]
+    return keras.Model(ids, keras.layers.Concatenate()([one(ids) for one in made])), [one.table for one in made]
+
+
+@pytest.mark.parametrize(
+    "there, here",
+    [
+        (("clicks_7", "clicks_30"), ("clicks_30", "clicks_90")),
+        (("user_1",), ("user_2",)),
+        (("user_1",), ("user",)),
+        (("embedding_1", "embedding_2"), ("embedding_2", "embedding_3")),
+    ],
+)
+@pytest.mark.parametrize("file", ["m.keras", "w.weights.h5"])
+def test_numbers_of_names_that_the_user_gave_are_part_of_them(both_kerases, layers, tmp_path, there, here, file):
+    (saved, _), (model, tables) = (_of_three(both_kerases, layers, *names, "z") for names in (there, here))
+    (saved.save if file == "m.keras" else saved.save_weights)(str(tmp_path / file))
+    message = re.escape(f"has the tables {sorted([*there, 'z'])}") + ".*" + re.escape(f"{sorted([*here, 'z'])}")
+    with pytest.raises(ValueError, match=f"{message}.*Nothing was loaded"):
+        model.load_weights(str(tmp_path / file))
+    assert not any(int(table.size()) for table in tables)
 
 
 @pytest.mark.parametrize(
