@@ -99,13 +99,30 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
                 if pick(group, KEY_NAMES) and pick(group, VALUE_NAMES):
                     add(group.name, lambda group=group: open_stranger(file, group))  # type: ignore[misc]
             if not tables and not broken:
-                raise BadInputError(f"opening '{file.path}' as HDF5: got no table in it; {NEEDED}")
+                raise BadInputError(
+                    f"opening '{file.path}' as HDF5: {_of_keras(file) or f'got no table in it; {NEEDED}'}"
+                )
 
     def read_variable(name: str) -> Iterator[Array]:
         yield from _variable_chunks(file, *variables[name])
 
     schemas = tuple(schema for schema, _ in variables.values())
     return Checkpoint(source.path, NAME, tables, schemas, read_variable, broken=broken)
+
+
+def _of_keras(file: HDF5File) -> str | None:
+    """How to get at the checkpoint of tables that a file of Keras has; None: it has none."""
+    for group in file.all_groups():
+        if group.name.rpartition("/")[2] == "kv_tables" and "tables.index" in group:
+            command = (
+                "import h5py, pathlib; d = pathlib.Path('kv_tables'); d.mkdir(); [(d / n).write_bytes(x[:].tobytes())"
+                f" for n, x in h5py.File('{file.path}')['{group.name}'].items()]"
+            )
+            return (
+                "it is a file of Keras, with a checkpoint of its tables in it;"
+                f' `python -c "{command}"` takes that out: name kv_tables/tables'
+            )
+    return None
 
 
 def _open_table(file: HDF5File, group: Any) -> TableReader:

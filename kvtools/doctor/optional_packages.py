@@ -34,6 +34,18 @@ def check_packages() -> Iterator[Check]:
     for extra in ("", *EXTRAS):
         wanted = [one for one in map(_parsed, requirements) if one is not None and one[2] == extra]
         yield _check(extra, [(name, allowed) for name, allowed, _ in wanted])
+    yield _check_tensorboard()
+
+
+def _check_tensorboard() -> Check:
+    """Not every TensorFlow brings it."""
+    try:
+        return Check("tensorboard", "ok", f"tensorboard {importlib.metadata.version('tensorboard')}")
+    except importlib.metadata.PackageNotFoundError:
+        use = (
+            "without tensorboard, for Keras's callback TensorBoard with histogram_freq, and to look at what is written"
+        )
+        return Check("tensorboard", "note", use, "pip install tensorboard")
 
 
 def _check(extra: str, wanted: list[tuple[str, str]]) -> Check:

@@ -178,6 +178,9 @@ def test_packages_that_are_missing_or_too_old_name_their_extra(monkeypatch: pyte
     formats = "without h5py, for HDF5, Arrow, Parquet, Redis and safetensors"
     assert found["[formats]"] == Check("[formats]", "note", formats, "pip install 'kvtools[formats]'")
     assert found["[ray]"].status == "note"
+    assert found["tensorboard"].status == "note" and found["tensorboard"].advice == "pip install tensorboard"
+    there["tensorboard"] = "2.20.0"
+    assert by_name(check_packages())["tensorboard"] == Check("tensorboard", "ok", "tensorboard 2.20.0")
 
 
 def test_a_port_that_is_taken_and_few_descriptors_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shlex
+import subprocess
+import sys
 import zipfile
 
 import h5py
@@ -15,7 +18,8 @@ import tf_keras
 from kept_models import kept_pair, of, rows
 from keras_pairs import batches, losses, model_of
 
-from kvtools.errors import OutputError
+import kvtools
+from kvtools.errors import BadInputError, OutputError
 from tfplugin import table_files
 
 DATA = batches(2)
@@ -148,6 +152,21 @@ def test_a_link_in_a_file_of_weights_is_not_followed(both_kerases, tmp_path):
         file["kv_tables/tables.index"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "/secret")
     with pytest.raises(table_files.DamagedTablesError, match=r"'kv_tables/tables\.index' is no file of tables"):
         models.ours.load_weights(str(tmp_path / "w.weights.h5"))
+
+
+@pytest.mark.parametrize("file", ["w.weights.h5", "m.h5"])
+def test_kvtools_says_how_to_take_the_tables_out(both_kerases, tmp_path, file):
+    if file == "m.h5" and both_kerases is not tf_keras:
+        pytest.skip("Keras 3 writes no such file")
+    models = kept_pair(both_kerases)
+    (models.ours.save if file == "m.h5" else models.ours.save_weights)(str(tmp_path / file))
+    with pytest.raises(BadInputError, match=f"{re.escape(file)}' as HDF5: it is a file of Keras") as refused:
+        kvtools.open(tmp_path / file)
+    (command,) = re.findall(r"`(python -c .*)`", str(refused.value))
+    _, _, line = shlex.split(command)
+    subprocess.run([sys.executable, "-c", line], cwd=tmp_path, check=True)
+    table = kvtools.open(tmp_path / "kv_tables/tables").tables["user"]
+    assert table.schema.rows == int(models.table.size()) == 12
 
 
 def test_weights_in_shards_are_refused(tmp_path):
