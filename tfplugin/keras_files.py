@@ -30,6 +30,7 @@ from tfplugin.held_tables import HeldTable, held_tables, keeps_rows_itself
 from tfplugin.keras_builds import check_built
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.keras_models import _listed, _looked_up_elsewhere, held_by, is_shard, is_table
+from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.table_files import FOLDER, SavedTables
 from tfplugin.wrapped_method import wrap_method
 
@@ -142,6 +143,7 @@ def _settled_later() -> Iterator[None]:
         yield
         for saved, pairs, model in _within.unsettled:
             saved.settle(pairs, getattr(model, "optimizer", None))
+            _warn_of_optimizer(saved, model)
     finally:
         _within.unsettled = before
 
@@ -342,6 +344,28 @@ def _restore(saved: SavedTables | None, model: Any, where: str) -> None:
         return
     pairs, _ = saved.matched(held, _name(model))
     _give(saved, pairs, model)
+    _warn_of_optimizer(saved, model)
+
+
+def _warn_of_optimizer(saved: SavedTables, model: Any) -> None:
+    """Says so where Keras has not given the optimizer of a loaded model the state that it had, or not all of it."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or not saved.iterations:
+        return
+    core, steps = innermost(optimizer), table_files.iterations_of(optimizer)
+    name = f"optimizer {type(core).__name__} of {_name(model)}"
+    if steps != saved.iterations:
+        warnings.warn(
+            f"{saved.where}: Keras has not restored the state of {name}, which is at step {steps}, and was at "
+            f"{saved.iterations}: the slots of tables begin anew, too, and losses are others than without the break.",
+            stacklevel=4,
+        )
+    elif type(core).__name__ == "Nadam" and type(core).__module__.startswith("tf_keras.src.optimizers.nadam"):
+        warnings.warn(
+            f"{saved.where}: tf_keras saves no product of the momenta of {name}: losses are others than without the "
+            "break.",
+            stacklevel=4,
+        )
 
 
 def _give(saved: SavedTables, pairs: Any, model: Any) -> None:

@@ -7,6 +7,7 @@ import importlib
 import json
 import pickle
 import re
+import warnings
 import zipfile
 
 import numpy as np
@@ -332,6 +333,41 @@ def test_what_an_optimizer_of_keras_3_has_gathered_goes_on(tmp_path, options):
         model.optimizer.finalize_variable_values(model.trainable_variables)
     if "use_ema" not in options:
         assert_alike(loaded, DATA[0][0])
+
+
+@pytest.mark.parametrize(
+    "optimizer, file, message",
+    [
+        (lambda: tf_keras.optimizers.Nadam(), "m.keras", "saves no product of the momenta of optimizer Nadam"),
+        (lambda: tf_keras.optimizers.Nadam(), "m.h5", "saves no product of the momenta of optimizer Nadam"),
+        (
+            lambda: tf_keras.optimizers.legacy.Adam(),
+            "m.keras",
+            "not restored the state of optimizer Adam .* step 0, .* 2",
+        ),
+        (lambda: tf_keras.optimizers.legacy.Adam(), "m.h5", None),
+        (lambda: tf_keras.optimizers.Adam(), "m.keras", None),
+        (lambda: tf_keras.optimizers.Adam(), "m.h5", None),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_a_state_that_tf_keras_does_not_restore_is_told(tmp_path, optimizer, file, message):
+    model = model_of(tf_keras, rows(tf_keras))
+    model.compile(optimizer(), "mse", run_eagerly=True)
+    list(losses(model, DATA[:2]))
+    model.save(str(tmp_path / file))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        loaded = tf_keras.models.load_model(str(tmp_path / file))
+    told = [str(one.message) for one in told if "losses are others" in str(one.message)]
+    same = list(losses(model, DATA)) == list(losses(loaded, DATA))
+    if message is None:
+        assert not told and same
+    else:
+        assert len(told) == 1 and re.search(message, told[0]) and not same
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        tf_keras.models.load_model(str(tmp_path / file), compile=False)
 
 
 @pytest.mark.parametrize("file", ["m.keras", "w.weights.h5", "m.h5"])
