@@ -73,6 +73,12 @@ def _build(original: Callable[..., Any], model: Any, input_shape: Any) -> Any:
         return original(model, input_shape)
 
 
+def _infer(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of a `Sequential` without an ``Input``: it makes one of what it is called on, and later casts ids to that."""
+    with building(False):
+        return original(model, *args, **kwargs)
+
+
 def check_built(model: Any) -> None:
     """Raises ValueError for a model from a file that has a part which should have been built, and was not."""
     if not hasattr(model, "_flatten_layers"):
@@ -101,6 +107,7 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
     model = keras.Model
     if keras.__name__ == "tf_keras":
         yield wrap_method(defining_class(model, "build"), "build", _build)
+        yield wrap_method(keras.Sequential, "_build_graph_network_for_inferred_shape", _infer)
         yield wrap_method(defining_class(model, "build_from_config"), "build_from_config", _build_from_config)
         return
     for method in ("_build_by_run_for_single_pos_arg", "_build_by_run_for_kwargs"):

@@ -21,9 +21,9 @@ _within = _Within()
 
 
 @contextlib.contextmanager
-def building() -> Iterator[None]:
-    """While Keras builds a model of shapes."""
-    before, _within.building = _within.building, True
+def building(yes: bool = True) -> Iterator[None]:
+    """While Keras builds a model of shapes; or, within that, does what tells the dtype of later inputs."""
+    before, _within.building = _within.building, yes
     try:
         yield
     finally:

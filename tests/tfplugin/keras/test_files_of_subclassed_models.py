@@ -66,7 +66,30 @@ def _classes(keras):
         def get_config(self):
             return {}
 
-    return Scores, Several, Words
+    @register
+    class Tower(keras.layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.e, self.d = layers.Embedding(4, combiner="sum"), keras.layers.Dense(3)
+
+        def call(self, x, training=None):
+            return self.d(self.e(x, training=training))
+
+    @register
+    class Nested(keras.Model):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            inner = layers.Embedding(4, combiner="sum", name="q")
+            self.tower, self.inner = Tower(), keras.Sequential([inner, keras.layers.Dense(3)])
+            self.d = keras.layers.Dense(1)
+
+        def call(self, x, training=None):
+            return self.d(self.tower(x, training=training) + self.inner(x, training=training))
+
+        def get_config(self):
+            return {}
+
+    return Scores, Several, Words, Nested
 
 
 def _trained(model, inputs):
@@ -104,6 +127,12 @@ def test_a_collection_in_one(both_kerases, tmp_path):
     model = _trained(_classes(both_kerases)[1](), inputs)
     model.save(str(tmp_path / "m.keras"))
     _goes_on_from(str(tmp_path / "m.keras"), both_kerases, model, inputs)
+
+
+def test_layers_and_models_in_one(both_kerases, tmp_path):
+    model = _trained(_classes(both_kerases)[3](), IDS)
+    model.save(str(tmp_path / "m.keras"))
+    _goes_on_from(str(tmp_path / "m.keras"), both_kerases, model, IDS)
 
 
 def test_a_sequential_model_without_an_input(both_kerases, layers, tmp_path):
