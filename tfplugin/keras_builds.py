@@ -33,6 +33,7 @@ def _built_by_run(original: Callable[..., Any], layer: Any, shapes: Any) -> Any:
 
     with building():
         built = original(_WithCall(layer, heard), shapes)
+    _failed.pop(layer, None)
     if not built:
         _failed[layer] = told[0] if told else "its inputs are nested arguments"
     return built
