@@ -35,17 +35,7 @@ _BUNDLE = "tables"
 _PENDING = "pending.npz"
 _LAYOUT = 1
 #: What is said of each table.
-_FIELDS = (
-    "name",
-    "unnumbered",
-    "dim",
-    "key_dtype",
-    "value_dtype",
-    "tables",
-    "optimizer",
-    "own_iterations",
-    "steps_in_backward",
-)
+_FIELDS = ("name", "dim", "key_dtype", "value_dtype", "tables", "optimizer", "own_iterations", "steps_in_backward")
 _PIECE = 1 << 24
 
 
@@ -197,11 +187,11 @@ class SavedTables:
         exact = {
             name
             for name, one in zip(names, held, strict=True)
-            if name in saved and None in (one.unnumbered, saved[name]["unnumbered"])
+            if name in saved and None in (one.unnumbered, saved[name].get("unnumbered"))
         }
         rest = [one for name, one in zip(names, held, strict=True) if name not in exact]
         rest_saved = [entry for entry in self.tables if entry["name"] not in exact]
-        alike = [one.unnumbered for one in rest] == [entry["unnumbered"] for entry in rest_saved]
+        alike = [one.unnumbered for one in rest] == [entry.get("unnumbered") for entry in rest_saved]
         if by_name:
             pairs = [(saved[name], one) for name, one in zip(names, held, strict=True) if name in saved]
         elif set(names) == set(saved):
