@@ -79,7 +79,7 @@ class TableOptions:
             initializer=_initializer(keras, self.initializer),
             regularizer=keras.regularizers.get(self.regularizer),
             constraint=_constraint(keras, self.constraint, what),
-            optimizer=_optimizer(keras, self.optimizer),
+            optimizer=_optimizer(keras, self.optimizer, what),
             admission=admission,
             expiry=expiry,
         )
@@ -202,9 +202,15 @@ def _constraint(keras: Any, given: Any, what: str) -> Any:
     return made
 
 
-def _optimizer(keras: Any, given: Any) -> Any:
-    # Keras changes the config that it is given.
-    return keras.optimizers.get(copy.deepcopy(given)) if isinstance(given, (str, dict)) else given
+def _optimizer(keras: Any, given: Any, what: str) -> Any:
+    if isinstance(given, (str, dict)):
+        return keras.optimizers.get(copy.deepcopy(given))  # Keras changes the config that it is given
+    if given is not None and (isinstance(given, type) or not callable(getattr(given, "apply_gradients", None))):
+        raise TypeError(
+            f"{what}: optimizer must be a name, an optimizer of {keras.__name__} or one of tfplugin.optimizers, got "
+            f"{f'the class {given.__name__}: make one of it' if isinstance(given, type) else repr(given)}."
+        )
+    return given
 
 
 def _optimizer_config(keras: Any, optimizer: Any, what: str) -> Any:
