@@ -103,7 +103,7 @@ def test_what_is_no_optimizer(both_kerases, layers, of):
             return layers.Embedding(3, optimizer=optimizer, name="item")
         return layers.TableConfig("item", embedding_dim=3, optimizer=optimizer)
 
-    name = both_kerases.__name__
+    name = both_kerases.__name__.rpartition(".")[2]
     wanted = rf"'item': optimizer must be a name, an optimizer of {name} or one of tfplugin\.optimizers, got "
     with pytest.raises(TypeError, match=wanted + r"3\."):
         make(3)
