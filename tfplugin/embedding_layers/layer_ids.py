@@ -63,10 +63,11 @@ class Lookup:
 def check_dtype(dtype: Any, reading: Reading, error: type[Exception] = TypeError) -> None:
     """Raises `error` for ids of a dtype that are no keys of the table."""
     dtype, key_dtype = tf.as_dtype(dtype), reading.table.key_dtype
-    if dtype == tf.string and key_dtype == tf.int64:
-        return
     wanted = tf.string if reading.strings else key_dtype
-    if not reading.strings and (dtype == key_dtype or (key_dtype == tf.int64 and dtype in _SMALLER)):
+    if (dtype == tf.string and key_dtype == tf.int64) or (
+        not reading.strings and (dtype == key_dtype or (key_dtype == tf.int64 and dtype in _SMALLER))
+    ):
+        padding_of(dtype, reading, error)
         return
     raise error(
         f"{reading.what} has {wanted.name} keys, got ids of {dtype.name}: "
@@ -81,18 +82,17 @@ def _keys(values: tf.Tensor, reading: Reading) -> tf.Tensor:
     return values if values.dtype == reading.table.key_dtype else tf.cast(values, tf.int64)
 
 
-def padding_of(dtype: Any, reading: Reading) -> Any:
+def padding_of(dtype: Any, reading: Reading, error: type[Exception] = TypeError) -> Any:
     """The padding id among ids of that dtype; None: there is none.
 
-    Raises:
-      TypeError: it is a string, and they are numbers, or the other way round.
+    Raises `error` where it is a string, and they are numbers, or the other way round.
     """
     padding = reading.padding
     strings = tf.as_dtype(dtype) == tf.string
     if padding == 0 and strings:  # as `mask_zero` says it of numbers
         return ""
     if padding is not None and isinstance(padding, (str, bytes)) != strings:
-        raise TypeError(f"{reading.what} has padding_id={padding!r}, got ids of {tf.as_dtype(dtype).name}.")
+        raise error(f"{reading.what} has padding_id={padding!r}, got ids of {tf.as_dtype(dtype).name}.")
     return padding
 
 

@@ -75,9 +75,9 @@ class TableOptions:
             self,
             dim=int(self.dim),
             key_dtype=_key_dtype(self.key_dtype, what),
-            mask_zero=bool(self.mask_zero),
+            mask_zero=_said(self.mask_zero, "mask_zero", what),
             initializer=_initializer(keras, self.initializer),
-            regularizer=keras.regularizers.get(self.regularizer),
+            regularizer=_regularizer(keras, self.regularizer, what),
             constraint=_constraint(keras, self.constraint, what),
             optimizer=_optimizer(keras, self.optimizer, what),
             admission=admission,
@@ -105,7 +105,7 @@ class TableOptions:
             initializer=self.initializer,
             constraint=self.constraint,
             max_capacity=self.max_capacity or 0,
-            eviction=self.eviction or "lru",
+            eviction=self.eviction,
             max_hbm=self.max_hbm,
             capacity_hint=self.capacity_hint,
             partitioner=None if self.parts is None else tf.compat.v1.fixed_size_partitioner(self.parts),
@@ -187,6 +187,19 @@ def _initializer_config(keras: Any, initializer: Any, what: str) -> Any:
     if isinstance(initializer, np.ndarray) or tf.is_tensor(initializer):
         return np.asarray(initializer).tolist()
     return keras.initializers.serialize(initializer)
+
+
+def _said(value: Any, argument: str, what: str) -> bool:
+    if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):
+        raise ValueError(f"{what}: {argument} must be True or False, got {value!r}.")
+    return bool(value)
+
+
+def _regularizer(keras: Any, given: Any, what: str) -> Any:
+    made = keras.regularizers.get(given)
+    if made is not None and not callable(made):  # tf_keras gives names back that it does not know
+        raise ValueError(f"{what}: {given!r} is no regularizer of {keras.__name__}.")
+    return made
 
 
 def _constraint(keras: Any, given: Any, what: str) -> Any:

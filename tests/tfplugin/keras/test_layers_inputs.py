@@ -150,7 +150,7 @@ def test_masks_go_on_to_other_layers(both_kerases, embedding):
     assert embedding("sum", mask_zero=True).compute_mask(tf.constant(ids)) is None
 
 
-def test_strings_are_hashed_as_stated(layers):
+def test_strings_are_hashed_as_stated(both_kerases, layers):
     layer = layers.Embedding(DIM, key_dtype="string", mask_zero=True)
     words = tf.constant([["ad", ""], ["größe", "ad"]])
     rows = layer(words, training=True)
@@ -169,6 +169,12 @@ def test_strings_are_hashed_as_stated(layers):
         layers.Embedding(DIM, key_dtype="int32")(words)
     with pytest.raises(TypeError, match="has padding_id=5, got ids of string"):
         layers.Embedding(DIM, "sum", padding_id=5)(words)
+    # Also where the layer gives a row for each id.
+    with pytest.raises(TypeError, match="has padding_id=5, got ids of string"):
+        layers.Embedding(DIM, padding_id=5)(words)
+    for ids in (tf.constant([1]), both_kerases.Input((2,), dtype="int64")):
+        with pytest.raises(TypeError, match="has padding_id='x', got ids of int"):
+            layers.Embedding(DIM, padding_id="x")(ids)
 
 
 def test_inputs_of_functional_models(both_kerases, embedding):
@@ -353,6 +359,10 @@ def test_weights_with_the_splits_of_the_ids_are_not_compared(embedding):
         ({"constraint": "unit_norm"}, "UnitNorm looks down the rows"),
         ({"eviction": "random", "max_capacity": 3}, "eviction"),
         ({"max_capacity": -1}, "max_capacity"),
+        ({"eviction": "lru"}, "eviction='lru' says which rows go, and nothing says how many stay: give max_capacity="),
+        ({"capacity_hint": -5}, "capacity_hint must be a number of rows, or 0 for any number; got -5"),
+        ({"regularizer": "l3"}, "'?l3"),
+        ({"mask_zero": "yes"}, "mask_zero must be True or False, got 'yes'"),
         ({"admission": 3}, "admission must be one of tfplugin.policies'"),
         ({"expire_every": 10}, "nothing says which: give expiry="),
         ({"parts": 0}, "parts must be a number of parts, 1 or more; got 0"),
