@@ -60,6 +60,9 @@ _now = threading.local()
 #: Whose code that asks for trainable weights wants those of Keras, and no tables.
 _LIBRARIES = ("keras", "tf_keras", "tensorflow", "tfplugin")
 
+#: What stands between who asks and Keras.
+_WRAPPERS = (__name__, "tfplugin.wrapped_method", "tfplugin.sok.keras_layers")
+
 
 # ---- Which tables a step trains --------------------------------------------------------------------------------------
 
@@ -145,7 +148,7 @@ def _with_tables(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
 def _asked_by_a_library() -> bool:
     """Whether what asks for weights is no code of the user's: the first frame beyond these wrappers tells."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "tfplugin.wrapped_method"):
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _WRAPPERS:
         frame = frame.f_back
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
 
@@ -175,7 +178,7 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
             decided = _decided.setdefault(model, {})
             every = frozenset(trained.parts)
             if not tf.executing_eagerly() or every not in decided:
-                with _look() as looked:
+                with _look() as looked, _among_the_weights(_Trained()):
                     step(*step_args, **step_kwargs)
                 decided[every] = frozenset(id(part) for part, _ in looked.left_out())
             trained.keep(decided[every])
@@ -524,12 +527,14 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
                 yield wrap_method(optimizer, method, _scale_loss)
         if "apply_gradients" in vars(optimizer):
             yield wrap_method(optimizer, "apply_gradients", _apply_gradients)
-        if "build" in vars(optimizer):
-            yield wrap_method(optimizer, "build", _given_weights)
         if "finalize_variable_values" in vars(optimizer):
             yield wrap_method(optimizer, "finalize_variable_values", _finalize)
         if "apply" in vars(optimizer):
             yield wrap_method(optimizer, "apply", _apply)
+    named = [cls for cls in vars(keras.optimizers).values() if isinstance(cls, type)]
+    for optimizer in dict.fromkeys([*named, *_optimizers(keras)]):
+        if "build" in vars(optimizer):
+            yield wrap_method(optimizer, "build", _given_weights)
 
 
 def _optimizers(keras: Any) -> list[type]:

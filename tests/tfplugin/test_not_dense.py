@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -46,35 +47,34 @@ def test_methods_of_dense_variables(make):
     ids=["keras Adam", "keras SGD", "tf_keras Adam", "tf_keras SGD", "legacy Adam", "legacy SGD"],
 )
 @pytest.mark.parametrize("built", [False, True], ids=["new", "built"])
-def test_a_keras_loop_without_the_wrapper(make, partitioner, make_optimizer, built):
-    table, dense, optimizer = make(partitioner=partitioner), tf.Variable(tf.ones([4])), make_optimizer()
-    parts = list(table) if partitioner else [table]
-    if built:
-        optimizer.apply_gradients([(tf.ones([4]), dense)])
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]) * dense)
-    gradients = tape.gradient(loss, [dense, *parts])
-    with pytest.raises((TypeError, AttributeError), match=r"Wrap this one.*tfplugin.OptimizerWrapper\(optimizer\)"):
-        optimizer.apply_gradients(zip(gradients, [dense, *parts], strict=True))
+def test_a_keras_loop_without_the_wrapper_is_one_with_it(make, partitioner, make_optimizer, built):
+    trained = []
+    for name, wrap in (("plain", lambda optimizer: optimizer), ("wrapped", tfplugin.OptimizerWrapper)):
+        table, dense = make(name=name, partitioner=partitioner, initializer=0.5), tf.Variable(tf.ones([4]))
+        parts = list(table) if partitioner else [table]
+        optimizer = wrap(make_optimizer())
+        if built:
+            optimizer.apply_gradients([(tf.ones([4]), dense)])
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2, 1]) * dense)
+            variables = [dense, *parts]
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        trained.append((dense.numpy(), tf.nn.embedding_lookup(table, [1, 2]).numpy()))
+    np.testing.assert_array_equal(trained[0][0], trained[1][0])
+    np.testing.assert_array_equal(trained[0][1], trained[1][1])
+    assert (trained[0][1] != 0.5).all()
 
 
-def test_a_legacy_step_without_the_wrapper_changes_no_dense_variable(make):
-    table, dense = make(), tf.Variable(tf.ones([4]))
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]) * dense)
-    with pytest.raises(TypeError, match=r"'v:0'.*Wrap this one"):
-        tf_keras.optimizers.legacy.SGD().apply_gradients(
-            zip(tape.gradient(loss, [dense, table]), [dense, table], strict=True)
-        )
-    assert (dense.numpy() == 1).all()
-
-
-def test_a_keras_graph_without_the_wrapper(make):
-    with tf.Graph().as_default():
-        table = make(name="in_graph")
-        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]))
-        with pytest.raises(TypeError, match=r"'in_graph.*Wrap this one.*tfplugin.OptimizerWrapper\(optimizer\)"):
-            tf_keras.optimizers.legacy.SGD().apply_gradients([(v1.gradients(loss, table)[0], table)])
+def test_a_keras_graph_without_the_wrapper():
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = v1.get_kv_variable("in_graph", embedding_dim=4, initializer=0.5)
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2, 1]))
+        step = tf_keras.optimizers.legacy.SGD(0.25).apply_gradients([(v1.gradients(loss, table)[0], table)])
+        session.run(v1.global_variables_initializer())
+        session.run(step)
+        rows = session.run(tf.nn.embedding_lookup(table, [1, 2]))
+        assert rows.tolist() == [[0.0] * 4, [0.25] * 4]
 
 
 def test_the_width_of_rows(make):

@@ -345,13 +345,6 @@ def test_what_the_user_said_of_the_optimizer_holds(both_kerases):
     assert "generic: fused=False" in str(tfplugin.explain(optimizer))
 
 
-def test_weights_in_a_step_only(both_kerases):
-    models = pair(both_kerases).compile(_adam(both_kerases))
-    _fit(models.ours)
-    assert all(hasattr(weight, "numpy") for weight in models.ours.trainable_weights)
-    assert len(models.ours.trainable_weights) == 2
-
-
 def test_regularized_tables_beside_keras_own(both_kerases, make):
     """Keras 3 makes losses of all trainable weights with a regularizer: lookups have made those of tables."""
     table = make(DIM, "r", regularizer=lambda rows: 0.1 * tf.reduce_sum(rows**2), initializer=0.5)
