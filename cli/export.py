@@ -309,7 +309,7 @@ def _export_model(
         print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, **compared}))
     else:
         for one in model.checks:
-            print(f"checked: {one.signature}: {_told(one, model.tables)}")
+            print(f"checked: {one.signature}: {_told(one, model.tables, model.not_compared)}")
         for name in model.not_compared:
             print(f"not compared: table '{name}': no answer came from a row of it")
         _print_exports(old, model.tables, model.left_out, order, warm)
@@ -323,7 +323,7 @@ def _order(checkpoint: Checkpoint, what: Mapping[str, Any], tables: Sequence[str
     return budget_order(what["policy"], [checkpoint.tables[name].schema for name in tables])
 
 
-def _told(check: SignatureCheck, tables: Sequence[TableExport]) -> str:
+def _told(check: SignatureCheck, tables: Sequence[TableExport], not_compared: Sequence[str]) -> str:
     if check.refused:
         return f"not at all, as the model took none of the requests: {check.refused}"
     asked = f"{check.requests:,} requests, {check.outputs} outputs each"
@@ -334,6 +334,9 @@ def _told(check: SignatureCheck, tables: Sequence[TableExport]) -> str:
         ]
         share = f"{check.differing:,} of {check.values:,} values differ, by up to {check.largest:.3g}"
         return f"{asked}: {share}, as rows were {' and '.join(why)}"
+    if not_compared:
+        names = ", ".join(f"'{name}'" for name in not_compared)
+        return f"{asked}: the same to the bit, and none from a row of {names}"
     return f"{asked}: the same to the bit"
 
 

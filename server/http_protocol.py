@@ -34,7 +34,9 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from kvtools import _snapshot
 from kvtools._snapshot import PreparedLookup, ShortWay
+from kvtools.errors import KvtoolsError, one_line
 from kvtools.server.answer import Answer
 from kvtools.server.codecs import choose_codec
 from kvtools.server.lookups import Ask, Lookups, Size, error_answer
@@ -596,6 +598,27 @@ class LookupProtocol(HttpToolsProtocol):
         self.lookups.tell(
             None, answer, began=time.perf_counter(), bytes_in=0, client=self.client, short=True, request_id=name
         )
+
+
+def try_connection(lookups: Lookups, loop: asyncio.AbstractEventLoop) -> None:
+    """Make once what each connection makes, before there are any: who connects would get no answer where that fails.
+
+    Raises:
+        KvtoolsError: the C++ module is of another version than its Python.
+    """
+    short = ShortWay()
+    try:
+        short.begin(_ignore, asyncio.Transport(), object(), -1, lookups.spin(loop))
+    except (TypeError, AttributeError) as error:
+        raise KvtoolsError(
+            f"serving: the C++ module '{_snapshot.__file__}' is of another version than the Python beside it, so no "
+            f"connection could be answered ({one_line(str(error))[:200]}); install kvtools anew, with its modules"
+        ) from error
+    short.end()
+
+
+def _ignore(data: bytes) -> None:
+    del data
 
 
 def make_protocol(lookups: Lookups) -> type[LookupProtocol]:

@@ -31,7 +31,7 @@ from kvtools.server.allocator import keep_freed_memory
 from kvtools.server.catalog import Catalog
 from kvtools.server.descriptors import make_room
 from kvtools.server.follower import Follower
-from kvtools.server.http_protocol import make_protocol
+from kvtools.server.http_protocol import make_protocol, try_connection
 from kvtools.server.late_app import App, LateApp
 from kvtools.server.lookups import Lookups
 from kvtools.server.settings import Settings
@@ -156,6 +156,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
+        try_connection(self._lookups, loop)
         loop.add_signal_handler(signal.SIGTERM, self._end, signal.SIGTERM)
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         if self._supervisor is None:

@@ -346,6 +346,7 @@ class RespServer:
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         """Listen from now on; raises `BadInputError` if the address cannot be had."""
         loop = asyncio.get_running_loop()
+        self.spin = make_spin(self.settings, self.observer, loop)  # before there is who would miss it
         try:
             self._listener = await loop.create_server(
                 lambda: RespProtocol(self), host, port, reuse_port=self.settings.workers > 1, backlog=1024, ssl=tls
@@ -355,7 +356,6 @@ class RespServer:
                 f"listening on {host}:{port}: {problem.strerror or problem}; name another --resp-port"
             ) from problem
         self._sweeper = loop.call_later(_SWEEP, self._sweep)
-        self.spin = make_spin(self.settings, self.observer, loop)
 
     async def close(self) -> None:
         """Take no more connections, and close those there are when what is under way on them is answered."""

@@ -18,14 +18,23 @@ def checked_capacity(max_capacity: Any, eviction: Any, name: str) -> int:
     Raises:
       ValueError: it is not a number of 0 or more, or `eviction` is none of `EVICTIONS`.
     """
-    if isinstance(max_capacity, bool) or int(max_capacity) != max_capacity or max_capacity < 0:
-        raise ValueError(
-            f"Key-value variable '{name}': max_capacity must be a number of rows, or 0 for any number; got "
-            f"{max_capacity!r}."
-        )
+    rows = checked_rows(max_capacity, "max_capacity", name)
     if eviction not in EVICTIONS:
         raise ValueError(f"Key-value variable '{name}': eviction must be one of {EVICTIONS}, got {eviction!r}.")
-    return int(max_capacity)
+    return rows
+
+
+def checked_rows(rows: Any, argument: str, name: str) -> int:
+    """A number of rows as an int.
+
+    Raises:
+      ValueError: it is not a number of 0 or more.
+    """
+    if isinstance(rows, (bool, str)) or int(rows) != rows or rows < 0:
+        raise ValueError(
+            f"Key-value variable '{name}': {argument} must be a number of rows, or 0 for any number; got {rows!r}."
+        )
+    return int(rows)
 
 
 def scores_tensor(scores: Any) -> tf.Tensor:

@@ -11,7 +11,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import variable_scope
 
 from tfplugin import placement
-from tfplugin.eviction import checked_capacity
+from tfplugin.eviction import checked_capacity, checked_rows
 from tfplugin.initializers import KvInitializer, resolve
 from tfplugin.keys import KEY_DTYPES
 from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
@@ -104,7 +104,7 @@ def get_kv_variable(
     constraint: Any = None,
     capacity_hint: int = 0,
     max_capacity: int = 0,
-    eviction: str = "lru",
+    eviction: str | None = None,
     max_hbm: int | None = None,
     enter_threshold: int = 0,
     *,
@@ -137,10 +137,10 @@ def get_kv_variable(
       max_capacity: the most rows that a batch leaves behind; 0: any number. Further rows evict others, but not those of
         their own batch; a training lookup of more different keys than that is an error. With a partitioner it is for
         all parts together: each gets its share, rounded up.
-      eviction: which rows go first: ``"lru"``, those that training looked up or wrote least recently; ``"lfu"``, least
-        often; ``"custom"``, those of the lowest score that `KvVariable.set_scores` gave; ``"epoch_lru"`` and
-        ``"epoch_lfu"``, those last touched in the lowest epoch (`KvVariable.set_epoch`), and of one epoch least
-        recently or least often.
+      eviction: which rows of a variable with a `max_capacity` go first: ``"lru"``, the default, those that training
+        looked up or wrote least recently; ``"lfu"``, least often; ``"custom"``, those of the lowest score that
+        `KvVariable.set_scores` gave; ``"epoch_lru"`` and ``"epoch_lfu"``, those last touched in the lowest epoch
+        (`KvVariable.set_epoch`), and of one epoch least recently or least often.
       max_hbm: of a variable on a GPU, the bytes of its memory that rows may take, slots included; rows beyond lie in
         pinned host memory, and those that are touched often change places with others. With a partitioner it is for
         each part. None: no bound.
@@ -164,8 +164,8 @@ def get_kv_variable(
 
     Raises:
       ValueError: the name exists and reuse is off, or does not exist and reuse is on; a wrong dim; a partitioner along
-        another axis; an impossible max_capacity, eviction or max_hbm; policies that are out of range or contradict each
-        other.
+        another axis; an impossible max_capacity, capacity_hint, eviction or max_hbm; an eviction without a
+        max_capacity; policies that are out of range or contradict each other.
       TypeError: a dtype that tables do not have.
 
     Example:
@@ -183,7 +183,14 @@ def get_kv_variable(
     trainable = True if trainable is None else trainable
     key = _key_dtype(key_dtype, full_name)
     value = _value_dtype(value_dtype, full_name)
-    max_capacity = checked_capacity(max_capacity, eviction, full_name)
+    max_capacity = checked_capacity(max_capacity, eviction or "lru", full_name)
+    if eviction is not None and max_capacity == 0:
+        raise ValueError(
+            f"Key-value variable '{full_name}': eviction={eviction!r} says which rows go, and nothing says how many "
+            "stay: give max_capacity=, a number of rows."
+        )
+    eviction = eviction or "lru"
+    capacity_hint = checked_rows(capacity_hint, "capacity_hint", full_name)
     policies = resolve_policies(
         full_name,
         key,

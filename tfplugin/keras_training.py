@@ -55,9 +55,6 @@ _decided: weakref.WeakKeyDictionary[Any, dict[frozenset[int], frozenset[int]]] =
 #: Models that leave it to Keras whether XLA compiles them.
 _auto: weakref.WeakSet[Any] = weakref.WeakSet()
 
-#: The optimizers that layers were given for parts of tables that a loop by hand trains.
-_given: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
 _now = threading.local()
 
 #: Whose code that asks for trainable weights wants those of Keras, and no tables.
@@ -97,11 +94,12 @@ class _Trained:
         trained = _Trained()
         for _, variable in pairs:
             if isinstance(variable, KvVariable) and _is_left_to_keras(variable, variable):
-                trained._add(variable, _given.get(variable))
+                trained._add(variable, variable._optimizer_of_layer)
         return trained
 
     def _add(self, part: Any, own_optimizer: Any) -> None:
         self.parts[id(part)] = part
+        part._optimizer_of_layer = own_optimizer
         if own_optimizer is not None:
             self.optimizers[id(part)] = own_optimizer
 
@@ -141,8 +139,6 @@ def _with_tables(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
     trained = getattr(_now, "trained", None)
     if trained is None and layer.trainable and not _asked_by_a_library():
         trained = _Trained.of_model(layer)
-        for key, own in trained.optimizers.items():
-            _given[trained.parts[key]] = own
     if trained is None or not trained.parts or not layer.trainable:
         return weights
     held = {id(part): part for part, _, owner in _holders(layer) if owner.trainable and id(part) in trained.parts}

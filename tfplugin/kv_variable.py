@@ -134,6 +134,8 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
             self._optimizers_seen: list[str] = []
             #: The update that the gradient of a lookup makes at once; see `apply_in_backward`.
             self._in_backward: Any = None
+            #: The optimizer that its layer in a model of Keras was given, which updates it in the place of the model's.
+            self._optimizer_of_layer: Any = None
             self._graph_key = tf_ops.get_default_graph()._graph_key
             if self._eager:
                 # The scope's device. Where it names none TensorFlow takes a GPU if there is one; a table stays with the

@@ -23,8 +23,8 @@ from version_files import write_snapshot
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-from kvtools.errors import BadInputError
-from kvtools.server import run
+from kvtools.errors import BadInputError, KvtoolsError
+from kvtools.server import run, spinning
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
 from kvtools.server.versions import Versions
@@ -289,3 +289,26 @@ def test_the_line_at_the_start_counts_as_people_do() -> None:
     whole = {"name": "m", "version": 1, "path": "models/4", "tables": 0, "rows": 0}
     line = run._line(Settings(port=80), {"models": [whole], "waiting": []})
     assert line.startswith("serving the whole model of models/4 at http://127.0.0.1:80 (")
+
+
+class _OlderSpin:
+    """As of a C++ module that was built before a Spin could be told whether it is bounded."""
+
+    def __init__(self, seconds: float, call_soon: Callable[..., Any]) -> None:
+        self.seconds, self.call_soon = seconds, call_soon
+
+
+@pytest.mark.parametrize("ports", [{}, {"resp_port": 0, "grpc_port": 0}], ids=["HTTP", "all"])
+def test_an_older_module_is_told_before_anything_is_listened_on(
+    monkeypatch: pytest.MonkeyPatch, ports: dict[str, int]
+) -> None:
+    monkeypatch.setattr(spinning, "Spin", _OlderSpin)
+    told = []
+    monkeypatch.setattr(run, "_line", lambda *what: told.append(what) or "")
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        with pytest.raises(KvtoolsError, match=r"'.*_snapshot.*' is of another version than the Python.*; install"):
+            run.serve([ModelSource("m", str(SAMPLE))], Settings(port=0, **ports))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not told

@@ -423,3 +423,15 @@ def test_saved_models_of_bounded_variables_load_and_do_not_evict(tmp_path):
         signature = meta.signature_def["serving_default"]
         rows = session.run(signature.outputs["rows"].name, {signature.inputs["ids"].name: np.array([5, 9], np.int64)})
         np.testing.assert_array_equal(rows, [[1, 1], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eviction": "lfu"}, "eviction='lfu' says which rows go, and nothing says how many stay: give max_capacity="),
+        ({"capacity_hint": -5}, "capacity_hint must be a number of rows, or 0 for any number; got -5"),
+    ],
+)
+def test_bounds_that_make_no_sense(options, message):
+    with pytest.raises(ValueError, match=message):
+        tfplugin.get_kv_variable("v", 2, **options)

@@ -101,6 +101,9 @@ def test_rows_that_no_request_found_are_told(
     assert main(arguments) == 0
     printed = capsys.readouterr()
     assert "not compared: table 'city'" in printed.out
+    assert "the same to the bit\n" not in printed.out
+    if not options:
+        assert "outputs each: the same to the bit, and none from a row of 'city', 'user'\n" in printed.out
     assert "no answer came from a row of table 'city'" in printed.err and "--warmup FILE" in printed.err
     assert main([*arguments, "--force", "--json"]) == 0
     assert "city" in json.loads(capsys.readouterr().out)["not_compared"]

@@ -63,10 +63,11 @@ class Lookup:
 def check_dtype(dtype: Any, reading: Reading, error: type[Exception] = TypeError) -> None:
     """Raises `error` for ids of a dtype that are no keys of the table."""
     dtype, key_dtype = tf.as_dtype(dtype), reading.table.key_dtype
-    if dtype == tf.string and key_dtype == tf.int64:
-        return
     wanted = tf.string if reading.strings else key_dtype
-    if not reading.strings and (dtype == key_dtype or (key_dtype == tf.int64 and dtype in _SMALLER)):
+    if (dtype == tf.string and key_dtype == tf.int64) or (
+        not reading.strings and (dtype == key_dtype or (key_dtype == tf.int64 and dtype in _SMALLER))
+    ):
+        padding_of(dtype, reading, error)
         return
     raise error(
         f"{reading.what} has {wanted.name} keys, got ids of {dtype.name}: "
@@ -81,18 +82,17 @@ def _keys(values: tf.Tensor, reading: Reading) -> tf.Tensor:
     return values if values.dtype == reading.table.key_dtype else tf.cast(values, tf.int64)
 
 
-def padding_of(dtype: Any, reading: Reading) -> Any:
+def padding_of(dtype: Any, reading: Reading, error: type[Exception] = TypeError) -> Any:
     """The padding id among ids of that dtype; None: there is none.
 
-    Raises:
-      TypeError: it is a string, and they are numbers, or the other way round.
+    Raises `error` where it is a string, and they are numbers, or the other way round.
     """
     padding = reading.padding
     strings = tf.as_dtype(dtype) == tf.string
     if padding == 0 and strings:  # as `mask_zero` says it of numbers
         return ""
     if padding is not None and isinstance(padding, (str, bytes)) != strings:
-        raise TypeError(f"{reading.what} has padding_id={padding!r}, got ids of {tf.as_dtype(dtype).name}.")
+        raise error(f"{reading.what} has padding_id={padding!r}, got ids of {tf.as_dtype(dtype).name}.")
     return padding
 
 
@@ -137,15 +137,16 @@ def lookup_of(ids: Any, weights: Any, reading: Reading) -> Lookup:
     """
     if weights is not None and not tf.is_tensor(weights):
         weights = tf.convert_to_tensor(weights)
+    if weights is not None and reading.combiner is None:
+        raise ValueError(f"{reading.what} has no combiner, which weights are for: give it one, such as 'sum'.")
+    if weights is not None:
+        weights = _checked_weights(weights, ids, reading)
     if isinstance(ids, tf.RaggedTensor) and reading.longest is not None:
         ids = ids[..., : reading.longest]
         weights = None if weights is None else weights[..., : reading.longest]
     keys = _with_values(ids, _keys(values_of(ids), reading))
     if reading.combiner is None:
-        if weights is not None:
-            raise ValueError(f"{reading.what} has no combiner, which weights are for: give it one, such as 'sum'.")
         return _plain(keys, reading)
-    _check_weights(weights, ids, reading)
     found = padding_of(values_of(ids).dtype, reading)
     padding = None if found is None else _keys(tf.constant(found, values_of(ids).dtype), reading)
     if isinstance(keys, tf.SparseTensor):
@@ -165,9 +166,8 @@ def scattered(ids: tf.SparseTensor, rows: tf.Tensor, dim: int) -> tf.Tensor:
     return tf.ensure_shape(dense, ids.shape.concatenate([dim]))
 
 
-def _check_weights(weights: Any, ids: Any, reading: Reading) -> None:
-    if weights is None:
-        return
+def _checked_weights(weights: Any, ids: Any, reading: Reading) -> Any:
+    """Weights of which each lies where an id does. What is not known while a function is traced is asserted in it."""
     kinds = (tf.RaggedTensor, tf.SparseTensor)
     if any(isinstance(weights, kind) != isinstance(ids, kind) for kind in kinds):
         raise TypeError(
@@ -176,10 +176,43 @@ def _check_weights(weights: Any, ids: Any, reading: Reading) -> None:
         )
     if not weights.dtype.is_floating:
         raise TypeError(f"{reading.what}: weights must be floating-point numbers, got {weights.dtype.name}.")
-    if not values_of(weights).shape.is_compatible_with(values_of(ids).shape):
+    pairs = _layouts(ids, weights)
+    if pairs is None or not values_of(weights).shape.is_compatible_with(values_of(ids).shape):
         raise ValueError(
             f"{reading.what}: weights of shape {weights.shape} for ids of shape {ids.shape}; give one for each id."
         )
+    pairs = [(one, other) for one, other in pairs if one is not other]
+    if not pairs:
+        return weights
+    where = {tf.RaggedTensor: "row splits", tf.SparseTensor: "indices"}.get(type(ids), "shape")
+    told = f"{reading.what}: weights must lie where the ids do: give them the {where} of the ids."
+    if tf.executing_eagerly():
+        if not all(bool(_is_same(one, other)) for one, other in pairs):
+            raise ValueError(told)
+        return weights
+    # XLA leaves assertions out.
+    with tf.xla.experimental.jit_scope(compile_ops=False):
+        same = tf.reduce_all([_is_same(one, other) for one, other in pairs])
+        with tf.control_dependencies([tf.debugging.Assert(same, [told])]):
+            return _with_values(weights, tf.identity(values_of(weights)))
+
+
+def _layouts(ids: Any, weights: Any) -> list[tuple[tf.Tensor, tf.Tensor]] | None:
+    """What says of ids, and what of weights, where they lie: integers that have to be the same. None: they are not."""
+    if isinstance(ids, tf.SparseTensor):
+        known = ids.indices.shape.is_compatible_with(weights.indices.shape)
+        return [(ids.indices, weights.indices)] if known else None
+    if isinstance(ids, tf.RaggedTensor):
+        of_ids, of_weights = ids.nested_row_splits, weights.nested_row_splits
+        return list(zip(of_ids, of_weights, strict=True)) if len(of_ids) == len(of_weights) else None
+    # As many in rows of one known size are at the same places.
+    known = all(one.shape.rank is not None and one.shape[1:].is_fully_defined() for one in (ids, weights))
+    return [] if known else [(tf.shape(ids), tf.shape(weights))]
+
+
+def _is_same(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    equal = tf.raw_ops.Equal(x=tf.cast(one, tf.int64), y=tf.cast(other, tf.int64), incompatible_shape_error=False)
+    return tf.reduce_all(equal)
 
 
 def _splits_of(lengths_of_one: Any, bags: Any) -> tf.Tensor:

@@ -75,11 +75,11 @@ class TableOptions:
             self,
             dim=int(self.dim),
             key_dtype=_key_dtype(self.key_dtype, what),
-            mask_zero=bool(self.mask_zero),
+            mask_zero=_said(self.mask_zero, "mask_zero", what),
             initializer=_initializer(keras, self.initializer),
-            regularizer=keras.regularizers.get(self.regularizer),
+            regularizer=_regularizer(keras, self.regularizer, what),
             constraint=_constraint(keras, self.constraint, what),
-            optimizer=_optimizer(keras, self.optimizer),
+            optimizer=_optimizer(keras, self.optimizer, what),
             admission=admission,
             expiry=expiry,
         )
@@ -105,7 +105,7 @@ class TableOptions:
             initializer=self.initializer,
             constraint=self.constraint,
             max_capacity=self.max_capacity or 0,
-            eviction=self.eviction or "lru",
+            eviction=self.eviction,
             max_hbm=self.max_hbm,
             capacity_hint=self.capacity_hint,
             partitioner=None if self.parts is None else tf.compat.v1.fixed_size_partitioner(self.parts),
@@ -189,6 +189,19 @@ def _initializer_config(keras: Any, initializer: Any, what: str) -> Any:
     return keras.initializers.serialize(initializer)
 
 
+def _said(value: Any, argument: str, what: str) -> bool:
+    if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):
+        raise ValueError(f"{what}: {argument} must be True or False, got {value!r}.")
+    return bool(value)
+
+
+def _regularizer(keras: Any, given: Any, what: str) -> Any:
+    made = keras.regularizers.get(given)
+    if made is not None and not callable(made):  # tf_keras gives names back that it does not know
+        raise ValueError(f"{what}: {given!r} is no regularizer of {keras.__name__}.")
+    return made
+
+
 def _constraint(keras: Any, given: Any, what: str) -> Any:
     """A constraint that can be applied to some rows of a table."""
     made = keras.constraints.get(given)
@@ -202,9 +215,15 @@ def _constraint(keras: Any, given: Any, what: str) -> Any:
     return made
 
 
-def _optimizer(keras: Any, given: Any) -> Any:
-    # Keras changes the config that it is given.
-    return keras.optimizers.get(copy.deepcopy(given)) if isinstance(given, (str, dict)) else given
+def _optimizer(keras: Any, given: Any, what: str) -> Any:
+    if isinstance(given, (str, dict)):
+        return keras.optimizers.get(copy.deepcopy(given))  # Keras changes the config that it is given
+    if given is not None and (isinstance(given, type) or not callable(getattr(given, "apply_gradients", None))):
+        raise TypeError(
+            f"{what}: optimizer must be a name, an optimizer of {keras.__name__} or one of tfplugin.optimizers, got "
+            f"{f'the class {given.__name__}: make one of it' if isinstance(given, type) else repr(given)}."
+        )
+    return given
 
 
 def _optimizer_config(keras: Any, optimizer: Any, what: str) -> Any:

@@ -26,7 +26,11 @@ class Explanation:
         self._ways = ways
 
     def to_dict(self) -> dict[str, str]:
-        """Variable name -> ``"fused: <rule>"``, ``"generic: <reason>"`` or what happens to a dense variable."""
+        """Variable name -> ``"fused: <rule>"``, ``"generic: <reason>"`` or what happens to a dense variable.
+
+        Of a table whose layer in a model of Keras has an optimizer of its own: ``"by the optimizer of its layer: "``,
+        and the way of that.
+        """
         return dict(self._ways)
 
     def __str__(self) -> str:
@@ -37,6 +41,11 @@ class Explanation:
 
 
 _seen: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any] | None, str]]] = weakref.WeakKeyDictionary()
+
+
+def _of_keras(optimizer: Any) -> bool:
+    """Whether it is an optimizer of Keras, which leaves a table to the optimizer that its layer was given."""
+    return any(cls.__module__.partition(".")[0] in ("keras", "tf_keras") for cls in type(optimizer).__mro__)
 
 
 def _way(optimizer: Any, variable: Any) -> str:
@@ -82,9 +91,21 @@ def explain(optimizer: Any, variables: Sequence[Any] | None = None) -> Explanati
     if hasattr(optimizer, "explain"):
         explanation: Explanation = optimizer.explain(variables)
         return explanation
+    return explained(optimizer, variables, by_layers=_of_keras(optimizer))
+
+
+def explained(optimizer: Any, variables: Sequence[Any] | None, *, by_layers: bool) -> Explanation:
+    """The same; `by_layers`: tables whose layers have optimizers of their own are left to those."""
     optimizer = innermost(optimizer)
     if variables is None:
         found = [reference() for reference, _ in _seen.get(optimizer, {}).values() if reference is not None]
         variables = [variable for variable in found if variable is not None]
     flat = [part for v in variables for part in (v if isinstance(v, PartitionedKvVariable) else [v])]
-    return Explanation({str(v.name): _way(optimizer, v) for v in flat})
+    ways = {}
+    for v in flat:
+        own = getattr(v, "_optimizer_of_layer", None) if by_layers else None
+        if own is None or innermost(own) is optimizer:
+            ways[str(v.name)] = _way(optimizer, v)
+        else:
+            ways[str(v.name)] = f"by the optimizer of its layer: {_way(innermost(own), v)}"
+    return Explanation(ways)

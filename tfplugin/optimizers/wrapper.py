@@ -137,7 +137,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
 
         `variables` default to those of the steps so far.
         """
-        return explanation.explain(self._core, variables)
+        return explanation.explained(self._core, variables, by_layers=False)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies gradients to a list of variables, key-value ones and others."""

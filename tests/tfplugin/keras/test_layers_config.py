@@ -96,6 +96,22 @@ def test_optimizers_by_name_and_config(both_kerases, layers, told):
     assert layers.Embedding(3).table_optimizer(None) is None
 
 
+@pytest.mark.parametrize("of", ["layer", "table of a collection"])
+def test_what_is_no_optimizer(both_kerases, layers, of):
+    def make(optimizer):
+        if of == "layer":
+            return layers.Embedding(3, optimizer=optimizer, name="item")
+        return layers.TableConfig("item", embedding_dim=3, optimizer=optimizer)
+
+    name = both_kerases.__name__.rpartition(".")[2]
+    wanted = rf"'item': optimizer must be a name, an optimizer of {name} or one of tfplugin\.optimizers, got "
+    with pytest.raises(TypeError, match=wanted + r"3\."):
+        make(3)
+    with pytest.raises(TypeError, match=wanted + "the class Adam: make one of it"):
+        make(both_kerases.optimizers.Adam)
+    assert make(tfplugin.optimizers.Adagrad(0.1)).optimizer is not None
+
+
 def test_models_of_every_kind_are_made_again(both_kerases, layers):
     keras = both_kerases
 

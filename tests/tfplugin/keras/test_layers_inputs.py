@@ -150,7 +150,7 @@ def test_masks_go_on_to_other_layers(both_kerases, embedding):
     assert embedding("sum", mask_zero=True).compute_mask(tf.constant(ids)) is None
 
 
-def test_strings_are_hashed_as_stated(layers):
+def test_strings_are_hashed_as_stated(both_kerases, layers):
     layer = layers.Embedding(DIM, key_dtype="string", mask_zero=True)
     words = tf.constant([["ad", ""], ["größe", "ad"]])
     rows = layer(words, training=True)
@@ -169,6 +169,12 @@ def test_strings_are_hashed_as_stated(layers):
         layers.Embedding(DIM, key_dtype="int32")(words)
     with pytest.raises(TypeError, match="has padding_id=5, got ids of string"):
         layers.Embedding(DIM, "sum", padding_id=5)(words)
+    # Also where the layer gives a row for each id.
+    with pytest.raises(TypeError, match="has padding_id=5, got ids of string"):
+        layers.Embedding(DIM, padding_id=5)(words)
+    for ids in (tf.constant([1]), both_kerases.Input((2,), dtype="int64")):
+        with pytest.raises(TypeError, match="has padding_id='x', got ids of int"):
+            layers.Embedding(DIM, padding_id="x")(ids)
 
 
 def test_inputs_of_functional_models(both_kerases, embedding):
@@ -270,6 +276,75 @@ def test_weights_that_do_not_fit(embedding):
         embedding("sum")(ids, weights=tf.ones([1, 3]))
 
 
+def _sparse_at(indices, values, dtype):
+    return tf.SparseTensor(indices, tf.constant(values, dtype), [2, 3])
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_weights_that_lie_where_no_ids_do(layers, embedding, traced):
+    def tensor_spec(shape, dtype):
+        return tf.TensorSpec([None] * len(shape), dtype)
+
+    def ragged_spec(shape, dtype):
+        return tf.RaggedTensorSpec([None, None], dtype)
+
+    def sparse_spec(shape, dtype):
+        return tf.SparseTensorSpec([None, None], dtype)
+
+    table = layers.TableConfig("t", embedding_dim=DIM, combiner="sum")
+    collection = layers.EmbeddingCollection({"f": layers.FeatureConfig("f", table)}, name="all")
+    alone = embedding("sum", name="alone")
+    alone_with_padding = embedding("sum", padding_id=1)
+    at = [[0, 0], [0, 1], [1, 0]]
+    for ids, fits, wrong, spec, where in (
+        (
+            _ragged([[1, 2, 3], [4]]),
+            _ragged([[1.0, 1.0, 1.0], [1.0]], tf.float32),
+            _ragged([[1.0], [10.0, 100.0, 1000.0]], tf.float32),
+            ragged_spec,
+            "row splits",
+        ),
+        (
+            _sparse_at(at, [1, 2, 3], tf.int64),
+            _sparse_at(at, [1, 1, 1], tf.float32),
+            _sparse_at([[0, 0], [1, 0], [1, 1]], [1, 10, 100], tf.float32),
+            sparse_spec,
+            "indices",
+        ),
+        (tf.constant([[1, 2, 3], [4, 5, 6]], tf.int64), tf.ones([2, 3]), tf.ones([3, 2]), tensor_spec, "shape"),
+    ):
+
+        def of_one(ids, weights, layer=alone):
+            return layer(ids, weights=weights)
+
+        def of_padded(ids, weights):
+            return of_one(ids, weights, alone_with_padding)
+
+        def of_many(ids, weights):
+            return collection({"f": ids}, weights={"f": weights})["f"]
+
+        for call, layer in ((of_one, "alone"), (of_many, "all"), (of_padded, "")):
+            kinds = (spec(ids.shape, tf.int64), spec(ids.shape, tf.float32))
+            asked = tf.function(call, input_signature=kinds) if traced else call
+            assert asked(ids, fits).shape == (2, DIM)
+            message = rf"{layer}.*: weights must lie where the ids do: give them the {where} of the ids"
+            if where == "shape" and not traced:
+                message = "weights of shape .* give one for each id"
+            with pytest.raises(tf.errors.InvalidArgumentError if traced else ValueError, match=message):
+                asked(ids, wrong)
+
+
+def test_weights_with_the_splits_of_the_ids_are_not_compared(embedding):
+    layer = embedding("sum")
+
+    def operations(weights_of):
+        graph = tf.function(lambda ids: layer(ids, weights=weights_of(ids))).get_concrete_function(_ragged(BAGS)).graph
+        return {operation.type for operation in graph.get_operations()}
+
+    assert "Assert" not in operations(lambda ids: ids.with_flat_values(tf.ones_like(ids.flat_values, tf.float32)))
+    assert "Assert" in operations(lambda ids: _ragged(WEIGHTS, tf.float32))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -284,6 +359,10 @@ def test_weights_that_do_not_fit(embedding):
         ({"constraint": "unit_norm"}, "UnitNorm looks down the rows"),
         ({"eviction": "random", "max_capacity": 3}, "eviction"),
         ({"max_capacity": -1}, "max_capacity"),
+        ({"eviction": "lru"}, "eviction='lru' says which rows go, and nothing says how many stay: give max_capacity="),
+        ({"capacity_hint": -5}, "capacity_hint must be a number of rows, or 0 for any number; got -5"),
+        ({"regularizer": "l3"}, "'?l3"),
+        ({"mask_zero": "yes"}, "mask_zero must be True or False, got 'yes'"),
         ({"admission": 3}, "admission must be one of tfplugin.policies'"),
         ({"expire_every": 10}, "nothing says which: give expiry="),
         ({"parts": 0}, "parts must be a number of parts, 1 or more; got 0"),

@@ -117,3 +117,26 @@ def test_averages_take_the_place_of_rows(both_kerases):
     live = layer(tf.constant([7])).numpy()
     optimizer.finalize_variable_values(layer.trainable_variables)
     assert (layer(tf.constant([7])).numpy() > live).all()
+
+
+@pytest.mark.parametrize("by", ["fit", "hand"])
+def test_the_optimizer_of_a_layer_is_told(both_kerases, by):
+    own, optimizer = both_kerases.optimizers.SGD(0.25), both_kerases.optimizers.Adam(0.05)
+    models = pair(both_kerases, lambda keras: _embedding(keras, optimizer=own))
+    table, model = models.table, models.ours
+    told = "by the optimizer of its layer: " + tfplugin.explain(own, [table]).to_dict()["embedding:0"]
+    if by == "fit":
+        model.compile(optimizer, "mse")
+        assert tfplugin.explain(model.optimizer, [table]).to_dict() == {"embedding:0": told}
+        model.fit(*DATA[0], verbose=0)
+    else:
+        _step(model, optimizer)(*map(tf.constant, DATA[0]))
+    for asked in (optimizer, both_kerases.mixed_precision.LossScaleOptimizer(optimizer)):
+        assert tfplugin.explain(asked, [table]).to_dict() == {"embedding:0": told}
+    # Those that are given the table itself update it.
+    assert tfplugin.explain(own, [table]).to_dict() == {"embedding:0": told.rpartition("layer: ")[2]}
+    for asked in (tf.compat.v1.train.AdamOptimizer(0.1), tfplugin.OptimizerWrapper(both_kerases.optimizers.Adam(0.1))):
+        assert tfplugin.explain(asked, [table]).to_dict() == {"embedding:0": "fused: adam"}
+    models.embedding.optimizer = None
+    model.compile(optimizer, "mse")
+    assert tfplugin.explain(optimizer, [table]).to_dict() == {"embedding:0": "fused: adam"}
