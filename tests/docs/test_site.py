@@ -21,7 +21,9 @@ def site(tmp_path_factory: pytest.TempPathFactory, tf: object) -> Path:
     for package in ("material", "mkdocstrings_handlers.python", "tfplugin"):
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "--site-dir", str(folder)]
+    # Not `python -m`, which would import kvtools from the sources here.
+    mkdocs = str(Path(sys.executable).with_name("mkdocs"))
+    command = [mkdocs, "build", "-q", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
