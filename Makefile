@@ -47,7 +47,7 @@ $(STAMP): $(SOURCES)
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C build-dir=build/setup -C cmake.define.KVTABLE_WERROR=ON \
 	  -C cmake.define.KVTOOLS_CUDA=$(CUDA) -C cmake.define.KVTOOLS_DEVICE_TABLE=ON -C cmake.define.KVTABLE_BUILD_TESTS=ON \
-	  '.[docs,formats,grpc,ray,report,serve,tensorflow,test]'
+	  '.[docs,explore,formats,grpc,ray,remote,report,serve,sql,tensorflow,test]'
 	$(BIN)/python -I -c 'import tfplugin'
 	@touch $@
 

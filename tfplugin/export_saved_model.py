@@ -142,8 +142,8 @@ def export_saved_model(
     _check_options(options, export_model)
     if check < 0:
         raise UsageError(f"exporting: got check={check}, expected how many requests to compare, 0 for none")
+    _check_rank(model)  # before the place: another rank may be writing it at this moment
     check_replaceable(output, mark="saved_model.pb", force=force)
-    _check_rank(model)
     policy = clip if clip is None or isinstance(clip, Policy) else Policy.of(clip)
     asked = None if warmup is None else Warmup(warmup if isinstance(warmup, int) else Path(warmup))
     with work_folder(output) as scratch:
