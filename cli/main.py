@@ -27,6 +27,7 @@ COMMANDS = {
     "verify": "Check that a checkpoint is sound.",
     "diff": "Compare two checkpoints, of any dialects.",
     "get": "Print the rows of keys.",
+    "sql": "Ask tables in SQL, of one checkpoint or several.",
     "log": "List who came and went in a chain of increments.",
     "report": "Write a page of plots about the tables.",
     "migrate": "Move tables to another dialect.",
@@ -112,8 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_held_back(requested: str | None, arguments: Sequence[str]) -> bool:
-    """Tell whether a command goes on to its end, whoever reads; `get` does so where it writes rows to a file."""
-    writes_rows = requested == "get" and any(argument.partition("=")[0] == "--output" for argument in arguments)
+    """Tell whether a command goes on to its end, whoever reads; `get` and `sql` do where they write rows to a file."""
+    writes_rows = requested in ("get", "sql") and any(
+        argument.partition("=")[0] == "--output" for argument in arguments
+    )
     return requested in HELD_BACK or writes_rows
 
 
