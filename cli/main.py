@@ -33,6 +33,7 @@ COMMANDS = {
     "clip": "Leave out rows that are not worth their memory.",
     "cast": "Change the types of values and keys.",
     "reshard": "Change the number of parts.",
+    "repair": "Mend what verify finds wrong.",
     "merge": "Make one checkpoint of several, or of a chain.",
     "apply": "Put increments into a checkpoint.",
     "split": "Make several checkpoints of one.",
@@ -46,7 +47,8 @@ COMMANDS = {
 
 
 HELD_BACK = frozenset(
-    {"verify", "diff", "report", "migrate", "clip", "cast", "reshard", "merge", "apply", "split", "rename", "export"}
+    {"verify", "diff", "report", "migrate", "clip", "cast", "repair", "reshard", "merge", "apply", "split", "rename"}
+    | {"export"}
 )
 """Commands whose work is a file or a verdict: they go on to their end, whoever reads what they say of it."""
 

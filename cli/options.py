@@ -82,6 +82,9 @@ Partition = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that is there.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Do all but write: say what would be there, and change nothing on disk.")
+]
 Compression = Annotated[
     str | None, typer.Option("--compression", metavar="NAME", help="As the dialect names it; 'none' for none.")
 ]
@@ -126,6 +129,7 @@ class Output:
     force: Force = False
     memory: Memory = DEFAULT_MEMORY
     workers: Workers = None
+    dry_run: DryRun = False
 
     def options(
         self,
@@ -145,6 +149,7 @@ class Output:
             partition,
             memory=bytes_of(self.memory),
             force=self.force,
+            dry_run=self.dry_run,
         )
 
 

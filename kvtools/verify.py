@@ -6,9 +6,11 @@ has, and each chunk is looked at while it is in the processor's cache. Keys are 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import glob
 import re
+import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvtools.chain_reader import is_increment
 from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Array, Chunk, Columns
-from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.detect import dialect_named, dialects, open_checkpoint
 from kvtools.dialects.interface import Checkpoint, Finding, TableReader
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.schema import ExtraSchema, are_initial_values
@@ -137,6 +140,7 @@ def check(
             findings += (f for f in _check_variable(checkpoint, variable.name) if f.message not in told)
             checks += 1
         variables = len(checkpoint.variables)
+    findings = [_with_way_out(finding, checkpoint) for finding in findings]
     rank = {"error": 0, "warning": 1, "info": 2}
     findings.sort(key=lambda finding: rank[finding.severity])
     return Verification(
@@ -147,6 +151,28 @@ def check(
         checks=checks,
         findings=tuple(findings),
     )
+
+
+_MENDED = frozenset(
+    {"non-finite", "duplicate-keys", "misplaced-keys", "slot-keys", "blacklist", "partition-offset", "wrong-bucket"}
+)
+"""Checks whose findings `kvtools.repair` mends."""
+
+
+def _with_way_out(finding: Finding, checkpoint: Checkpoint) -> Finding:
+    """Return a finding with the command that mends it, where there is one."""
+    table = checkpoint.tables.get(finding.table)
+    dialect = dialect_named(checkpoint.dialect) if checkpoint.dialect in dialects() else None
+    if table is None or is_increment(table) or dialect is None or dialect.write is None:
+        return finding
+    if finding.check in _MENDED:
+        way_out, options = "mends it", ""
+    elif finding.check == "damaged":
+        way_out, options = "keeps what is proven good", " --salvage"
+    else:
+        return finding
+    command = f"kvtools repair {shlex.quote(str(checkpoint.path))} OUT{options}"
+    return dataclasses.replace(finding, message=f"{finding.message}; `{command}` {way_out}")
 
 
 def _is_there(path: str) -> bool:

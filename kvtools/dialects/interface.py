@@ -55,6 +55,8 @@ class TableReader(ABC):
 
     schema: TableSchema
     origin: Origin | None = None
+    take_is_checked: bool = False
+    """Whether `take` checks the bytes that it gives against checksums."""
 
     @property
     def key_dtype(self) -> np.dtype[Any]:
