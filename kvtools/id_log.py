@@ -112,7 +112,9 @@ class IdLog:
                 " program wrote NaN for them: write it again as nullable integers (Int64 in pandas)"
             )
         if kind in ("string", "large_string", "string_view", "binary", "large_binary"):
-            return f"column '{name}' holds {kind}s, and ids are whole numbers; write the keys that training makes of them"
+            return (
+                f"column '{name}' holds {kind}s, and ids are whole numbers; write the keys that training makes of them"
+            )
         return f"column '{name}' holds {kind}, expected whole numbers, or lists of them"
 
     def batches(self, features: Sequence[str], examples: int, *, labels: str | None = None) -> Iterator[LogBatch]:
@@ -215,9 +217,7 @@ def _joined(first: _Rows, second: _Rows) -> _Rows:
                 [np.ones(len(piece), np.int64) if piece.lengths is None else piece.lengths for piece in pieces]
             )
         ids[name] = Ids(np.concatenate(keys) if keys else pieces[0].keys, lengths)
-    return _Rows(
-        first.count + second.count, ids, both(first.times, second.times), both(first.labels, second.labels)
-    )
+    return _Rows(first.count + second.count, ids, both(first.times, second.times), both(first.labels, second.labels))
 
 
 def _cut(rows: _Rows, offsets: Mapping[str, Array | None], start: int, end: int) -> LogBatch:
@@ -235,7 +235,8 @@ def _cut(rows: _Rows, offsets: Mapping[str, Array | None], start: int, end: int)
 def _as_rows(batch: LogBatch, rows: _Rows, start: int) -> _Rows:
     times = None if rows.times is None else rows.times[start:].copy()
     copies = {
-        name: Ids(ids.keys.copy(), None if ids.lengths is None else ids.lengths.copy()) for name, ids in batch.ids.items()
+        name: Ids(ids.keys.copy(), None if ids.lengths is None else ids.lengths.copy())
+        for name, ids in batch.ids.items()
     }
     return _Rows(batch.examples, copies, times, None if batch.labels is None else batch.labels.copy())
 
@@ -338,11 +339,14 @@ class _ArrowLog(IdLog):
 def _has_ids(kind: Any) -> bool:
     if str(type(kind).__name__).startswith(("List", "LargeList", "FixedSizeList")):
         kind = kind.value_type
-    return str(kind) in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+    # A column of nulls alone looks nothing up.
+    return str(kind) in ("null", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
 def _arrow_ids(column: Any) -> Ids:
     if not hasattr(column, "flatten") or not hasattr(column.type, "value_type"):
+        if str(column.type) == "null":
+            return Ids(np.empty(0, np.int64), np.zeros(len(column), np.int64))
         if not column.null_count:
             return Ids(column.to_numpy(zero_copy_only=False))
         lengths = column.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
@@ -404,7 +408,7 @@ class _ParquetLog(_ArrowLog):
         try:
             schema = parquet.read_schema(files[0])
         except (pyarrow.ArrowException, OSError) as error:
-            raise BadInputError(f"{doing}: {str(error).splitlines()[0]}") from error
+            raise BadInputError(f"{doing}: '{files[0].name}': {str(error).splitlines()[0]}") from error
         log: _ParquetLog = cls._of(path, schema, time_column)
         log.files = files
         return log
@@ -519,7 +523,9 @@ class _ArrayLog(IdLog):
                 column = rows[name] if rows.dtype.names else rows
                 lengths = None if column.ndim == 1 else np.full(len(column), column.shape[1], np.int64)
                 ids[name] = Ids(np.ascontiguousarray(column).reshape(-1), lengths)
-            times = None if self.time_column is None else _checked_times(rows[self.time_column], doing, self.time_column)
+            times = (
+                None if self.time_column is None else _checked_times(rows[self.time_column], doing, self.time_column)
+            )
             marks = None
             if labels is not None:
                 if not rows.dtype.names or labels not in rows.dtype.names:

@@ -217,7 +217,8 @@ class SimulatedTable:
         n = len(keys)
         self._grow(n)
         rows, inserted, positions = self._rows[:n], self._inserted[:n], self._positions[:n]
-        version = 0 if self._clock is None else int(self._clock[0]) // _MICROSECONDS
+        # Without times each step is a second of its own: rows are in the order in which they were written.
+        version = self.steps if self._clock is None else int(self._clock[0]) // _MICROSECONDS
         # The seeds of a variable: one for a lookup, one for an update.
         self.table.gather_or_insert(
             keys, version=version, seed=2 * self.steps, out=rows, inserted=inserted, positions=positions
@@ -422,11 +423,16 @@ def simulate(
     return Simulation(runs, step, examples, _notes(runs, log, save_every))
 
 
-def _table_of_columns(policy: Policy, log: IdLog, columns: Sequence[str], known: Sequence[str] | None) -> dict[str, str]:
+def _table_of_columns(
+    policy: Policy, log: IdLog, columns: Sequence[str], known: Sequence[str] | None
+) -> dict[str, str]:
     """Return by column whose ids it has, of the tables that have a policy."""
     found = features_of_tables(log, columns, known)
     if log.of_lookups:
         return {}
+    for table in found.values() if columns else ():
+        if known is None and policy.training(table).empty:
+            raise _no_policy(log, [table])
     if known is None:
         named = {name for rule in policy.rules for name in rule.patterns if not any(c in name for c in "*?[")}
         taken = set(found.values())
@@ -467,15 +473,27 @@ def _notes(runs: Sequence[TableRun], log: IdLog, save_every: int) -> list[str]:
     for run in runs:
         told, name = run.training, run.table
         if told.expire_below_norm:
-            notes.append(f"not replayed: {name}: expire-below-norm: a log has ids, and no values; so rows are at most so many")
+            notes.append(
+                f"not replayed: {name}: expire-below-norm: a log has ids, and no values; so rows are at most so many"
+            )
         if told.keep_top and told.keep_top_by == "norm":
-            notes.append(f"not replayed: {name}: keep-top by norm: a log has ids, and no values; so rows are at most so many")
+            notes.append(
+                f"not replayed: {name}: keep-top by norm: a log has ids, and no values; so rows are at most so many"
+            )
         if told.expire_on_save and not save_every:
-            notes.append(f"not replayed: {name}: expire-on-save: nothing says how often training saves; see --save-every")
+            notes.append(
+                f"not replayed: {name}: expire-on-save: nothing says how often training saves; see --save-every"
+            )
         if told.eviction in ("epoch_lru", "epoch_lfu"):
             notes.append(f"replayed: {name}: {told.eviction}, the whole log as one epoch")
-        if told.expires and not (told.expire_every or told.expire_on_save) and (told.expire_below_freq or told.keep_top):
-            notes.append(f"not replayed: {name}: rows that are to go by frequency or rank: nothing says when; see expire-every")
+        if (
+            told.expires
+            and not (told.expire_every or told.expire_on_save)
+            and (told.expire_below_freq or told.keep_top)
+        ):
+            notes.append(
+                f"not replayed: {name}: rows that are to go by frequency or rank: nothing says when; see expire-every"
+            )
     if log.backwards:
         notes.append(
             f"the log is not in order of time: in {log.backwards:,} batches it goes back; the clock stood still for them"
