@@ -50,7 +50,9 @@ def run(
     ] = None,
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", metavar="NAME", help="Only this table, or A_NAME=B_NAME; may be repeated."),
+        typer.Option(
+            "--table", metavar="NAME", help="Only this table, those like 'deep/*', or A_NAME=B_NAME; may be repeated."
+        ),
     ] = None,
     rtol: Annotated[float, typer.Option("--rtol", metavar="R", help="Numbers may be off by R times their size.")] = 0.0,
     atol: Annotated[float, typer.Option("--atol", metavar="D", help="Numbers may be off by D.")] = 0.0,

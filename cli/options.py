@@ -65,7 +65,10 @@ Workers = Annotated[
 EngineName = Annotated[
     str, typer.Option("--engine", metavar="local|ray", help="Where shards are worked on: here, or on a Ray cluster.")
 ]
-Tables = Annotated[list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; may be repeated.")]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", metavar="NAME", help="Only this table, or those like 'deep/*'; may be repeated."),
+]
 To = Annotated[str | None, typer.Option("--to", metavar="DIALECT", help="The dialect to write; that of PATH.")]
 Parts = Annotated[
     int | None, typer.Option("--parts", metavar="N", help="How many parts each table gets; as many as it has.")
@@ -154,7 +157,7 @@ def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: 
     A command that only reads opens a checkpoint leniently, asks before its work for the tables named, and after it
     for all, so that one damaged table hides none of the others.
     """
-    for name in tables:
+    for name in checkpoint.names_of(tables):
         if name in checkpoint.broken:
             raise checkpoint.broken[name]
     if any_table and not tables and checkpoint.broken:

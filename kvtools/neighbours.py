@@ -1,14 +1,13 @@
 """The rows nearest to a vector, exactly: by cosine, dot product or Euclidean distance, in one pass over a table.
 
-Every row is compared. A block of rows is multiplied with all vectors at once, in the rows' own precision, on the threads
-of BLAS; how far such a product can be off is known, so what could be among the nearest is known, and is computed again
-in float64. So the answer is that of float64, whatever the order of the rows, and equal ones come in the order of
-their keys. What is kept meanwhile is a block and the nearest rows so far.
+Every row is compared. A block of rows is multiplied with all vectors at once, in the rows' own precision, on the
+threads of BLAS; how far such a product can be off is known, so what could be among the nearest is known, and is
+computed again in float64. So the answer is that of float64, whatever the order of the rows, and equal ones come in the
+order of their keys. What is kept meanwhile is a block and the nearest rows so far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -92,16 +91,17 @@ def nearest(
     where: RowFilter | None = None,
     progress: Progress | None = None,
 ) -> Neighbours:
-    """Return the `k` rows of a table nearest to each of some vectors; of equally near ones those with the smallest keys.
+    """Return the `k` rows of a table nearest to each of some vectors; of equally near ones those of the smallest keys.
 
-    Rows with a NaN or an infinity are left out, and for cosine rows of zeros, which have no direction; both are counted.
+    Rows with a NaN or an infinity are left out, and for cosine rows of zeros, which have no direction; both are
+    counted.
 
     Args:
         table: the table; it is streamed once.
         vectors: finite numbers [q, dim], for cosine no zeros.
         k: how many rows for each.
         metric: what is near.
-        exclude: a key for each vector that is none of its neighbours, most likely its own: keys of the table's type [q].
+        exclude: a key for each vector that is none of its neighbours, most likely its own; of the table's type [q].
         where: which rows can be neighbours.
         progress: called as rows are read.
 

@@ -43,8 +43,8 @@ class RowFilter(Protocol):
 class Ranking:
     """What rows are compared by: a number for each.
 
-    `name` is what a user calls it; `columns_of` what of a table is to be read for it, which raises `BadInputError` where
-    the table has it not; `numbers` gives the numbers of a chunk, integers or floats [n].
+    `name` is what a user calls it; `columns_of` what of a table is to be read for it, which raises `BadInputError`
+    where the table has it not; `numbers` gives the numbers of a chunk, integers or floats [n].
     """
 
     name: str
@@ -244,7 +244,7 @@ class _Best:
     def _take(self, order: Scores, ties: Scores, rows: Array, keys: Array, numbers: Array) -> None:
         self._pending.append((order, ties, rows, keys, numbers))
         self._waiting += len(order)
-        if self._waiting >= 2 * self.limit + _PENDING or self._edge is None and self._waiting > self.limit:
+        if self._waiting >= 2 * self.limit + _PENDING or (self._edge is None and self._waiting > self.limit):
             self._prune()
 
     def _prune(self) -> None:
