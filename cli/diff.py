@@ -16,6 +16,7 @@ from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
     Dim,
+    DryRun,
     Force,
     KeyDtype,
     Memory,
@@ -64,6 +65,7 @@ def run(
     value_dtype: ValueDtype = None,
     dim: Dim = None,
     force: Force = False,
+    dry_run: DryRun = False,
     memory: Memory = DEFAULT_MEMORY,
     workers: Workers = None,
     as_json: AsJson = False,
@@ -98,7 +100,7 @@ def run(
                 "comparing checkpoints: --table, --rtol, --atol, --top and --dialect are for what is shown; leave them"
                 " out with --output delta, which has every bit that changed"
             )
-        _write_delta(a, b, out, force, memory, workers, as_json)
+        _write_delta(a, b, out, Output(force, memory, workers, dry_run), as_json)
         return
     before = Source(dialect_a, key_dtype, value_dtype, dim).open(a, memory)
     after = Source(dialect_b, key_dtype, value_dtype, dim).open(b, memory)
@@ -122,15 +124,15 @@ def run(
         raise typer.Exit(3)
 
 
-def _write_delta(a: str, b: str, out: str, force: bool, memory: str, workers: int | None, as_json: bool) -> None:
+def _write_delta(a: str, b: str, out: str, output: Output, as_json: bool) -> None:
     with progress_bar("comparing") as progress:
         account, changes, record = write_increment(
             a,
             b,
             out,
-            open_options=Source().options(memory),
-            options=Output(force, memory).options(),
-            workers=workers,
+            open_options=Source().options(output.memory),
+            options=output.options(),
+            workers=output.workers,
             progress=progress,
         )
     if not as_json:
@@ -144,6 +146,7 @@ def _write_delta(a: str, b: str, out: str, force: bool, memory: str, workers: in
     print_account(
         account,
         as_json=as_json,
+        planned=output.dry_run,
         sequence=record.sequence,
         chain=record.chain,
         changes=[dataclasses.asdict(one) for one in changes],

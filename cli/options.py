@@ -85,6 +85,9 @@ Partition = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that is there.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Do all but write: say what would be there, and change nothing on disk.")
+]
 Compression = Annotated[
     str | None, typer.Option("--compression", metavar="NAME", help="As the dialect names it; 'none' for none.")
 ]
@@ -129,6 +132,7 @@ class Output:
     force: Force = False
     memory: Memory = DEFAULT_MEMORY
     workers: Workers = None
+    dry_run: DryRun = False
 
     def options(
         self,
@@ -148,6 +152,7 @@ class Output:
             partition,
             memory=bytes_of(self.memory),
             force=self.force,
+            dry_run=self.dry_run,
         )
 
 
