@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.migrate import Account
 
@@ -18,7 +18,7 @@ def print_account(account: Account, *, as_json: bool, planned: bool = False, who
     parts of the source's, so that nothing is said of all of it.
     """
     if as_json:
-        print(json.dumps({**dataclasses.asdict(account), "lossless": account.lossless, **more}))
+        print(dumps({**dataclasses.asdict(account), "lossless": account.lossless, **more}))
         return
     counts = ["rows"] if planned else ["rows read", "rows written"]
     print(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
@@ -73,7 +73,7 @@ def run(
         )
     if as_json:
         names = [reader.schema.name for reader in checkpoints[-1].select(table or [])]
-        print(json.dumps({"path": str(checkpoints[-1].path), "html": str(html), "bytes": size, "tables": names}))
+        print(dumps({"path": str(checkpoints[-1].path), "html": str(html), "bytes": size, "tables": names}))
     else:
         print(f"wrote {html}")
     check_readable(checkpoints[-1], table or [], any_table=True)

@@ -103,20 +103,35 @@ class ColumnChoice:
         return dataclasses.replace(chunk, slots=slots)
 
 
+FIELDS = ("value", "freq", "version", "slots")
+"""What a row has beside its key, as outputs name it; each slot by its own name."""
+
+_SYNONYMS = {"values": "value", "freqs": "freq", "versions": "version", "slot": "slots", "keys": "key"}
+
+
+def field_name(name: str) -> str:
+    """Return the name of a field, which may be given in the plural.
+
+    >>> field_name("freqs"), field_name("Adam.m")
+    ('freq', 'Adam.m')
+    """
+    return _SYNONYMS.get(name, name)
+
+
 def choose_columns(names: Sequence[str], tables: Sequence[TableReader]) -> ColumnChoice:
-    """Return the choice of these columns: "values", "freqs", "versions", "slots" or a slot's name; all if none.
+    """Return the choice of these columns: `FIELDS`, plurals too, or a slot's name; all if none. Keys are always there.
 
     Raises:
         BadInputError: no table has a column of a name.
     """
     if not names:
         return ColumnChoice(ALL_COLUMNS)
-    plain = {"values", "freqs", "versions", "slots"}
     known = {slot for table in tables for slot in table.slots}
+    chosen = {name if name in known else field_name(name.strip()) for name in names}
     for name in names:
-        if name not in plain and name not in known:
-            there = ", ".join([*sorted(plain), *sorted(known)])
+        if name not in known and field_name(name.strip()) not in {"key", *FIELDS, *known}:
+            there = ", ".join(["key", *FIELDS, *sorted(known - {*FIELDS})])
             raise BadInputError(f"reading columns: got --columns {name!r}, expected some of {there}")
-    slots = frozenset(name for name in names if name in known and name not in plain)
-    columns = Columns("values" in names, "slots" in names or bool(slots), "freqs" in names, "versions" in names)
-    return ColumnChoice(columns, None if "slots" in names else slots)
+    slots = frozenset(chosen & (known - {*FIELDS}))
+    columns = Columns("value" in chosen, "slots" in chosen or bool(slots), "freq" in chosen, "version" in chosen)
+    return ColumnChoice(columns, None if "slots" in chosen else slots)
