@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from kvtools.chain_increment import write_increment
 from kvtools.cli.account import print_account
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -117,7 +117,7 @@ def run(
             progress=progress,
         )
     if as_json:
-        print(json.dumps(json_ready({**dataclasses.asdict(diff), "same": diff.same})))
+        print(dumps(json_ready({**dataclasses.asdict(diff), "same": diff.same})))
     else:
         _print(diff)
     if not (diff.same or exit_zero):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.key_arguments import key_words, mark_negative
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import (
@@ -52,7 +52,7 @@ def run(
     table: Tables = None,
     choose: Annotated[
         str | None,
-        typer.Option("--columns", metavar="NAMES", help="Of values, freqs, versions, slots and slots' names; all."),
+        typer.Option("--columns", metavar="NAMES", help="Of value, freq, version, slots and slots' own names; all."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     json_lines: Annotated[bool, typer.Option("--json-lines", help="Print a JSON object for each row.")] = False,
@@ -86,7 +86,7 @@ def run(
       kvtools get model.ckpt-100 17 -3
       kvtools get model.ckpt-100 --table user_emb --keys-file ids.txt --csv > rows.csv
       kvtools get tables.h5 --table user_emb --keys-file ids.npy --output rows.npz
-      cut -f1 clicks.tsv | kvtools get model.ckpt-100 --keys-file - --columns values --json-lines
+      cut -f1 clicks.tsv | kvtools get model.ckpt-100 --keys-file - --columns value --json-lines
     """
     if sum([as_json, json_lines, as_csv, output is not None]) > 1:
         raise UsageError("printing rows: got several of --json, --json-lines, --csv and --output, expected one")
@@ -123,7 +123,7 @@ def run(
             _print_json(chunks, wanted[missing])
         elif json_lines:
             for record in _records(chunks):
-                print(json.dumps(record))
+                print(dumps(record))
         elif as_csv:
             _print_csv(tables[0], choice, chunks)
         else:
@@ -162,8 +162,8 @@ def _records(chunks: Iterator[tuple[TableReader, Chunk]]) -> Iterator[dict[str, 
 def _print_json(chunks: Iterator[tuple[TableReader, Chunk]], missing: Array) -> None:
     sys.stdout.write('{"rows": [')
     for number, record in enumerate(_records(chunks)):
-        sys.stdout.write((", " if number else "") + json.dumps(record))
-    print(f'], "missing": {json.dumps([int(key) for key in missing])}}}')
+        sys.stdout.write((", " if number else "") + dumps(record))
+    print(f'], "missing": {dumps([int(key) for key in missing])}}}')
 
 
 def _print_csv(reader: TableReader, choice: ColumnChoice, chunks: Iterator[tuple[TableReader, Chunk]]) -> None:

@@ -60,16 +60,17 @@ class _Output:
 
 
 @contextlib.contextmanager
-def standard_output(*, held_back: bool) -> Iterator[None]:
+def standard_output(*, held_back: bool, dropped: bool = False) -> Iterator[None]:
     """Raise `RefusedOutputError` where what the block prints is refused; with `held_back`, when it has ended well, and
-    as `RefusedReportError`.
+    as `RefusedReportError`. With
+    `dropped`, nobody wants what is held back, and it is not printed at all.
 
     What is held back is printed when the block has ended, or failed, so that no pipe that closes cuts it short. A
     terminal shows everything at once: it goes away with a signal, not with an error.
     """
     stream: Any = _Output(sys.stdout)
     with contextlib.redirect_stdout(stream):
-        if not held_back or stream.isatty():
+        if not held_back or (stream.isatty() and not dropped):
             yield
         else:
             held = io.StringIO()
@@ -78,10 +79,10 @@ def standard_output(*, held_back: bool) -> Iterator[None]:
                     yield
             except BaseException:
                 with contextlib.suppress(RefusedOutputError):
-                    stream.write(held.getvalue())
+                    stream.write("" if dropped else held.getvalue())
                 raise
             try:
-                stream.write(held.getvalue())
+                stream.write("" if dropped else held.getvalue())
                 stream.flush()
             except RefusedOutputError as error:
                 raise RefusedReportError(error.reason) from error

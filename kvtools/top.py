@@ -19,6 +19,7 @@ from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import row_bytes
 from kvtools.engine import run_all
 from kvtools.errors import BadInputError, UsageError
+from kvtools.get import norms_shown
 from kvtools.read_ahead import read_ahead
 from kvtools.row_norms import row_norms
 from kvtools.top_rows import Scores, sortable
@@ -98,7 +99,7 @@ def ranking(by: str) -> Ranking:
             assert column is not None
             return column
         assert chunk.values is not None
-        return row_norms(chunk.values, "l2" if by == "norm" else "abs")
+        return norms_shown(chunk.values) if by == "norm" else row_norms(chunk.values, "abs")
 
     return Ranking(by, columns_of, numbers)
 
