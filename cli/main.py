@@ -30,6 +30,9 @@ COMMANDS = {
     "verify": "Check that a checkpoint is sound.",
     "diff": "Compare two checkpoints, of any dialects.",
     "get": "Print the rows of keys.",
+    "scan": "Print the rows within a range of keys.",
+    "top": "Print the rows that come first: hot keys, the largest norms, the oldest.",
+    "neighbours": "Print the rows nearest to a key's, or to a vector.",
     "log": "List who came and went in a chain of increments.",
     "report": "Write a page of plots about the tables.",
     "migrate": "Move tables to another dialect.",
@@ -52,6 +55,10 @@ HELD_BACK = frozenset(
     {"verify", "diff", "report", "migrate", "clip", "cast", "reshard", "merge", "apply", "split", "rename", "export"}
 )
 """Commands whose work is a file or a verdict: they go on to their end, whoever reads what they say of it."""
+
+
+_OF_ROWS = frozenset({"get", "scan", "top"})
+"""Commands that print rows, or write them to a file."""
 
 
 def build_app(requested: str | None) -> typer.Typer:
@@ -123,8 +130,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _is_held_back(requested: str | None, arguments: Sequence[str]) -> bool:
-    """Tell whether a command goes on to its end, whoever reads; `get` does so where it writes rows to a file."""
-    writes_rows = requested == "get" and any(argument.partition("=")[0] == "--output" for argument in arguments)
+    """Tell whether a command goes on to its end, whoever reads; those of rows do where they write a file."""
+    writes_rows = requested in _OF_ROWS and any(argument.partition("=")[0] == "--output" for argument in arguments)
     return requested in HELD_BACK or writes_rows
 
 

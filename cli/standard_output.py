@@ -49,6 +49,18 @@ class _Output:
         except OSError as error:
             raise RefusedOutputError(error) from error
 
+    def write_bytes(self, data: bytes) -> None:
+        """Write UTF-8 past the text's encoder, which takes longer than many rows of numbers take to make."""
+        binary = getattr(self._stream, "buffer", None)
+        if binary is None:  # a stream of text alone
+            self.write(data.decode())
+            return
+        self.flush()
+        try:
+            binary.write(data)
+        except OSError as error:
+            raise RefusedOutputError(error) from error
+
     def flush(self) -> None:
         try:
             self._stream.flush()
@@ -57,6 +69,14 @@ class _Output:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def write_bytes(data: bytes) -> None:
+    """Write UTF-8 to standard output, behind what was printed to it."""
+    if isinstance(sys.stdout, _Output):
+        sys.stdout.write_bytes(data)
+    else:
+        sys.stdout.write(data.decode())
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +67,24 @@ def read_rows(
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         yield table.take(numbers[order], columns).take(back)
+
+
+class RowFilter(Protocol):
+    """Which rows count at all: what `kvtools.where.Where` is."""
+
+    def columns_of(self, table: TableReader) -> Columns:
+        """Return what is to be read to tell."""
+
+    def mask(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
+        """Return which rows of a chunk count, bool [n]."""
+
+
+def passing_rows(
+    table: TableReader, rows: Array, where: RowFilter, *, memory: int = DEFAULT_MEMORY
+) -> npt.NDArray[np.bool_]:
+    """Return which of the rows of these numbers, int64 [n], meet a condition, bool [n]."""
+    masks = [where.mask(chunk) for chunk in read_rows(table, rows, where.columns_of(table), memory=memory)]
+    return np.concatenate([np.empty(0, np.bool_), *masks])
 
 
 class ChosenRows(TableView):
