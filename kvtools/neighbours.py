@@ -80,6 +80,16 @@ def vectors_of_keys(table: TableReader, keys: Array) -> tuple[Array, Array]:
     return np.concatenate(chunks) if chunks else empty, np.asarray(found)
 
 
+def has_neighbours(vectors: Array, metric: Metric) -> npt.NDArray[np.bool_]:
+    """Return which vectors [q, dim] something can be near to, bool [q]: finite ones, for cosine no zeros.
+
+    >>> has_neighbours(np.array([[0.0, 0.0], [1.0, 0.0], [np.nan, 0.0]]), "cosine").tolist()
+    [False, True, False]
+    """
+    usable = ~rows_not_finite(vectors)
+    return np.asarray(usable & (vectors != 0).any(axis=1) if metric == "cosine" else usable)
+
+
 def nearest(
     table: TableReader,
     vectors: Array,
