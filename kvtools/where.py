@@ -78,7 +78,9 @@ class Where:
         """
         columns = self._chosen(table.schema)
         self._evaluator(columns)
-        return stored_columns(columns)
+        # A chunk of some slots would not tell that the name of one is that of another, too.
+        plain = all(column.name == column.slot for column in query_columns(table.schema) if column.kind == "slot")
+        return stored_columns(columns, some_slots=table.picks_slots and plain)
 
     def mask(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
         """Return which rows of a chunk meet the condition, bool [n]; the chunk has what `columns_of` asks for.
