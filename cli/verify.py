@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated
 
 import typer
 
 from kvtools.chain_check import verify_chain
 from kvtools.chain_place import is_chain
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -60,7 +60,7 @@ def run(
     failed = errors + (warnings if strict else 0)
     if as_json:
         record = dataclasses.asdict(result)
-        print(json.dumps({**record, "errors": errors, "warnings": warnings, "ok": not failed}))
+        print(dumps({**record, "errors": errors, "warnings": warnings, "ok": not failed}))
     else:
         _print(result)
     if failed:
