@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,8 +27,10 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose
 from kvtools.diff import CheckpointDiff, ColumnDiff, compare_checkpoints
 from kvtools.errors import UsageError
+from kvtools.field_names import field_of
 from kvtools.json_numbers import json_ready
 
 _NAMES_SHOWN = 10
@@ -113,7 +115,7 @@ def run(
             progress=progress,
         )
     if as_json:
-        print(dumps(json_ready({**dataclasses.asdict(diff), "same": diff.same})))
+        print(dumps(json_ready(_described(diff))))
     else:
         _print(diff)
     if not (diff.same or exit_zero):
@@ -138,7 +140,7 @@ def _write_delta(a: str, b: str, out: str, force: bool, memory: str, workers: in
             for one in changes
         ]
         print(columns(header, lines, right=frozenset({1, 2, 3, 4})))
-        print(f"increment {record.sequence} after {record.sequence - 1}, of chain {record.chain}\n")
+        print(prose(f"increment {record.sequence} after {record.sequence - 1}, of chain {record.chain}") + "\n")
     print_account(
         account,
         as_json=as_json,
@@ -146,6 +148,17 @@ def _write_delta(a: str, b: str, out: str, force: bool, memory: str, workers: in
         chain=record.chain,
         changes=[dataclasses.asdict(one) for one in changes],
     )
+
+
+def _described(diff: CheckpointDiff) -> dict[str, Any]:
+    """Return a comparison as it stands in JSON."""
+    record = {**dataclasses.asdict(diff), "same": diff.same}
+    for table in record["tables"]:
+        columns_of = {field_of(name): column for name, column in table["columns"].items()}
+        table["columns"] = {name: {**column, "name": name} for name, column in columns_of.items()}
+        for where in ("only_in_a", "only_in_b"):
+            table[where] = [field_of(name) for name in table[where]]
+    return record
 
 
 def _print(diff: CheckpointDiff) -> None:
@@ -170,11 +183,11 @@ def _print(diff: CheckpointDiff) -> None:
     ]
     if lines:
         print()
-        print("\n".join(lines))
+        print("\n".join(map(prose, lines)))
     print()
     if diff.same:
         rows = sum(table.rows_a for table in diff.tables)
-        print(f"the same: {len(diff.tables)} tables, {rows:,} rows, {len(diff.variables)} dense variables")
+        print(prose(f"the same: {len(diff.tables)} tables, {rows:,} rows, {len(diff.variables)} dense variables"))
     else:
         print("different")
 
@@ -200,7 +213,7 @@ def _print_changes(diff: CheckpointDiff) -> None:
     header = ["changed", "rows", "max", "mean", "L2", "relative", "non-finite"]
     right = frozenset(range(1, 7))
     rows = [
-        [shown(f"{t.name_a} {name.replace('slot:', 'slot ')}"), *_numbers(column)]
+        [shown(f"{t.name_a} {field_of(name)}"), *_numbers(column)]
         for t in diff.tables
         for name, column in t.columns.items()
         if column.changed

@@ -13,6 +13,7 @@ from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.schema import row_bytes
 from kvtools.errors import BadInputError
+from kvtools.field_names import FIELDS, field_name
 from kvtools.table_view import TableView, replace_schema
 
 _KEY_ROWS = 1 << 18
@@ -101,21 +102,6 @@ class ColumnChoice:
             return chunk
         slots = {name: rows for name, rows in chunk.slots.items() if name in self.slots}
         return dataclasses.replace(chunk, slots=slots)
-
-
-FIELDS = ("value", "freq", "version", "slots")
-"""What a row has beside its key, as outputs name it; each slot by its own name."""
-
-_SYNONYMS = {"values": "value", "freqs": "freq", "versions": "version", "slot": "slots", "keys": "key"}
-
-
-def field_name(name: str) -> str:
-    """Return the name of a field, which may be given in the plural.
-
-    >>> field_name("freqs"), field_name("Adam.m")
-    ('freq', 'Adam.m')
-    """
-    return _SYNONYMS.get(name, name)
 
 
 def choose_columns(names: Sequence[str], tables: Sequence[TableReader]) -> ColumnChoice:
