@@ -84,7 +84,7 @@ def run(
       kvtools diff model.ckpt-100 tables.h5
       kvtools diff monday.ckpt tuesday.ckpt --output delta tuesday.delta
       kvtools diff train tuesday.ckpt --output delta train/ckpt-18.delta
-      kvtools diff old.ckpt new.ckpt --table user=towers/user --rtol 1e-3
+      kvtools diff model.ckpt-100 renamed.ckpt --table user_emb=towers/user --rtol 1e-3
     """
     if top < 0:
         raise UsageError(f"comparing checkpoints: got --top {top}, expected 0 or more")

@@ -65,7 +65,7 @@ def run(
     \b
     Examples:
       kvtools inspect model.ckpt-100
-      kvtools inspect exported_savedmodel --json
+      kvtools inspect exported --json
       kvtools inspect model.ckpt-100 --table user_emb --keys 17 -3
       kvtools inspect model.ckpt-100 --sample 5 --slots
       kvtools inspect model.ckpt-100 --tables --parts

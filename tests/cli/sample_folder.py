@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from unittest import mock
 
@@ -19,6 +19,7 @@ from chain_writer import ChainWriter
 import kvtools
 from kvtools.array_table import ArrayTable
 from kvtools.cli.main import main
+from kvtools.dialects.bundle import BundleWriter
 from kvtools.migrate import write_tables
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -27,17 +28,24 @@ TABLES = {"user_emb": (40, 8), "item_emb": (25, 4)}
 """Rows and width of each table; keys begin at -3, so that -3 and 17 are there."""
 
 
-def model(prefix: Path, *, seed: int = 100, slots: tuple[str, ...] = ("Adam.m", "Adam.v")) -> None:
+def model(
+    prefix: Path,
+    *,
+    seed: int = 100,
+    first: int = -3,
+    tables: Mapping[str, tuple[int, int]] = TABLES,
+    slots: tuple[str, ...] = ("Adam.m", "Adam.v"),
+) -> None:
     """Write a checkpoint in our layout: two tables in two parts with slots, frequencies and times; two variables."""
     rng = np.random.default_rng(seed)
-    tables = []
-    for name, (count, dim) in TABLES.items():
+    made = []
+    for name, (count, dim) in tables.items():
         values = rng.normal(0, 0.1, (count, dim)).astype(np.float32).round(3)
         values[1] = 0
-        tables.append(
+        made.append(
             ArrayTable(
                 name,
-                np.arange(count) - 3,
+                np.arange(count) + first,
                 values,
                 slots={slot: np.abs(values * 0.5) if slot == "Adam.v" else values * 0.5 for slot in slots},
                 freqs=(1 + np.arange(count)[::-1] ** 2).astype(np.uint32),
@@ -46,7 +54,7 @@ def model(prefix: Path, *, seed: int = 100, slots: tuple[str, ...] = ("Adam.m", 
                 part_rows=[count],
             )
         )
-    write_tables(tables, prefix, "tfplugin", beside=kvtools.open(DATA / "sample"), parts=2)
+    write_tables(made, prefix, "tfplugin", beside=kvtools.open(DATA / "sample"), parts=2)
 
 
 def _checkpoint(name: str, **more: object) -> Callable[[Path], None]:
@@ -84,9 +92,28 @@ def _merged(name: str, *options: str) -> Callable[[Path], None]:
 
 
 def _delta(folder: Path) -> None:
+    beside = folder / "of-the-delta"
+    beside.mkdir()
     for name in ("monday.ckpt", "tuesday.ckpt"):
-        _piece(folder, name)
-    _run(folder, "diff", "@monday.ckpt", "@tuesday.ckpt", "--output", "delta", "@tuesday.delta")
+        _piece(beside, name)
+    _run(beside, "diff", "@monday.ckpt", "@tuesday.ckpt", "--output", "delta", "@tuesday.delta")
+    for file in beside.glob("tuesday.delta.*"):
+        file.rename(folder / file.name)
+    shutil.rmtree(beside)
+
+
+def _deeprec(folder: Path) -> None:
+    """Write a full checkpoint of DeepRec, full.ckpt-100, and an increment of it."""
+    from test_deeprec import increment, variable
+
+    (folder / ".incremental_checkpoint").mkdir()
+    for name, tensors in (
+        ("full.ckpt-100", variable("emb", [2, 4, 6])),
+        (".incremental_checkpoint/incr.ckpt-110", increment("emb", [4, 8])),
+    ):
+        with BundleWriter(folder / name) as writer:
+            for tensor, array in tensors.items():
+                writer.array(tensor, array)
 
 
 def _of_model(*arguments: str) -> Callable[[Path], None]:
@@ -109,7 +136,11 @@ PIECES: dict[str, Callable[[Path], None]] = {
     "model.ckpt-100": _checkpoint("model.ckpt-100"),
     "model.ckpt-200": _checkpoint("model.ckpt-200", seed=200),
     "model.ckpt-300": _checkpoint("model.ckpt-300", seed=300),
-    "rank0.ckpt": _checkpoint("rank0.ckpt"),
+    **{f"rank{rank}.ckpt": _checkpoint(f"rank{rank}.ckpt", first=1000 * rank) for rank in range(3)},
+    "a.ckpt": _checkpoint("a.ckpt"),
+    "b.ckpt": _checkpoint("b.ckpt", seed=200),
+    "towers.ckpt": _checkpoint("towers.ckpt", tables={"user_old": (9, 4), "user_new": (12, 4)}),
+    "full.ckpt-100": _deeprec,
     "train": _chain,
     "monday.ckpt": _merged("monday.ckpt", "--until", "16"),
     "tuesday.ckpt": _merged("tuesday.ckpt"),
@@ -118,7 +149,7 @@ PIECES: dict[str, Callable[[Path], None]] = {
     "exported": _of_model("export", "@model.ckpt-100", "--savedmodel", "@exported"),
     "model.kvsnap": _of_model("export", "@model.ckpt-100", "--snapshot", "@model.kvsnap"),
     "shards": _of_model("split", "@model.ckpt-100", "@shards", "--by", "mod:2"),
-    "tfplus": lambda folder: shutil.copytree(DATA / "tfplus", folder / "tfplus") and None,
+    "renamed.ckpt": _of_model("rename", "@model.ckpt-100", "@renamed.ckpt", "--table", "user_emb=towers/user"),
     "ids.txt": _text("ids.txt", "key\n17 # the first\n-3\n"),
     "vip.txt": _text("vip.txt", "17\n-3\n"),
     "ids.npy": _numbers("ids.npy", [17, -3]),
