@@ -50,6 +50,8 @@ COMMANDS = {
     "follow": "Keep tables in Redis as new as a chain of checkpoints.",
     "doctor": "Look at this environment, and say what to do about what is missing.",
     "setup-horovod": "Build and install Horovod, for training on several ranks.",
+    "completion": "Let bash, zsh or fish complete commands, options and tables.",
+    "man": "Show the manual page of a command, or write those of all.",
 }
 
 
@@ -64,8 +66,8 @@ _OF_ROWS = frozenset({"get", "scan", "top"})
 """Commands that print rows, or write them to a file."""
 
 
-def build_app(requested: str | None) -> typer.Typer:
-    """Make the command line: the command `requested` with its module, the others as mere names."""
+def build_app(*requested: str) -> typer.Typer:
+    """Make the command line: the commands `requested` with their modules, the others as mere names."""
     app = typer.Typer(
         name="kvtools",
         add_completion=False,
@@ -76,7 +78,7 @@ def build_app(requested: str | None) -> typer.Typer:
     app.callback()(_kvtools)
     for name, summary in COMMANDS.items():
         command: Callable[..., None] = _not_loaded
-        if name == requested:
+        if name in requested:
             command = with_shared_options(with_single_options(importlib.import_module(_module(name)).run))
         app.command(name, short_help=summary)(command)
     return app
@@ -93,7 +95,7 @@ def _run(arguments: list[str]) -> int:
     requested = command_of(arguments)
     status = 0
     try:
-        app = build_app(requested if requested in COMMANDS else None)
+        app = build_app(*([requested] if requested in COMMANDS else []))
         if not arguments:
             return _tell_usage(app)
         arguments = _prepared(arguments, requested)

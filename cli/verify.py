@@ -23,6 +23,7 @@ from kvtools.cli.options import (
     engine_named,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose, styled
 from kvtools.errors import CheckFailedError
 from kvtools.verify import Verification, verify
 
@@ -86,7 +87,9 @@ def _print(result: Verification) -> None:
         print()
     for finding in result.findings:
         where = f" {shown(finding.table)}:" if finding.table else ""
-        print(f"{finding.severity}:{where} {shown(finding.message)} [{finding.check}]")
+        line = prose(f"{finding.severity}:{where} {shown(finding.message)} [{finding.check}]")
+        head = f"{finding.severity}:"
+        print(styled(head, "red" if finding.severity == "error" else "yellow") + line.removeprefix(head))
     counts = ", ".join(
         [
             *_sizes(result),
@@ -96,7 +99,7 @@ def _print(result: Verification) -> None:
             _counted(result.count("warning"), "warning"),
         ]
     )
-    print(f"\n{counts}")
+    print("\n" + prose(counts))
 
 
 def _sizes(result: Verification) -> list[str]:
