@@ -35,6 +35,7 @@ COMMANDS = {
     "neighbours": "Print the rows nearest to a key's, or to a vector.",
     "log": "List who came and went in a chain of increments.",
     "report": "Write a page of plots about the tables.",
+    "advise": "Say what would make tables smaller, and what that costs.",
     "simulate": "Replay a log of ids through the policies of training.",
     "migrate": "Move tables to another dialect.",
     "clip": "Leave out rows that are not worth their memory.",
