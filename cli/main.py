@@ -29,6 +29,8 @@ COMMANDS = {
     "get": "Print the rows of keys.",
     "log": "List who came and went in a chain of increments.",
     "report": "Write a page of plots about the tables.",
+    "advise": "Say what would make tables smaller, and what that costs.",
+    "simulate": "Replay a log of ids through the policies of training.",
     "migrate": "Move tables to another dialect.",
     "clip": "Leave out rows that are not worth their memory.",
     "cast": "Change the types of values and keys.",
