@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.migrate import Account
 
@@ -19,7 +19,7 @@ def print_account(account: Account, *, as_json: bool, planned: bool = False, who
     """
     if as_json:
         told = {"dry_run": True} if planned else {}
-        print(json.dumps({**dataclasses.asdict(account), "lossless": account.lossless, **told, **more}))
+        print(dumps({**dataclasses.asdict(account), "lossless": account.lossless, **told, **more}))
         return
     counts = ["rows"] if planned else ["rows read", "rows written"]
     print(

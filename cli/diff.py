@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from kvtools.chain_increment import write_increment
 from kvtools.cli.account import print_account
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -51,7 +51,9 @@ def run(
     ] = None,
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", metavar="NAME", help="Only this table, or A_NAME=B_NAME; may be repeated."),
+        typer.Option(
+            "--table", metavar="NAME", help="Only this table, those like 'deep/*', or A_NAME=B_NAME; may be repeated."
+        ),
     ] = None,
     rtol: Annotated[float, typer.Option("--rtol", metavar="R", help="Numbers may be off by R times their size.")] = 0.0,
     atol: Annotated[float, typer.Option("--atol", metavar="D", help="Numbers may be off by D.")] = 0.0,
@@ -115,7 +117,7 @@ def run(
             progress=progress,
         )
     if as_json:
-        print(json.dumps(json_ready({**dataclasses.asdict(diff), "same": diff.same})))
+        print(dumps(json_ready({**dataclasses.asdict(diff), "same": diff.same})))
     else:
         _print(diff)
     if not (diff.same or exit_zero):

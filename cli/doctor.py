@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import textwrap
 from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.options import AsJson
 from kvtools.doctor import SECTIONS, Check, diagnose
 from kvtools.errors import CheckFailedError, UsageError
@@ -47,7 +47,7 @@ def run(
     errors = sum(check.status == "error" for checks in found.values() for check in checks)
     if as_json:
         sections = {section: [dataclasses.asdict(check) for check in checks] for section, checks in found.items()}
-        print(json.dumps({"ok": not errors, "sections": sections}))
+        print(dumps({"ok": not errors, "sections": sections}))
     if errors:
         raise CheckFailedError(f"looking at this environment: {errors} of its parts do not work; see what is marked")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from kvtools.cli.clip_options import (
     share_missed,
     warn_unmatched,
 )
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -274,7 +274,7 @@ def run(
         kind = "snapshot" if savedmodel is None else "savedmodel"
         record = {"path": str(checkpoint.path), kind: str(old.output), **describe_budget(order), **old.described()}
         of_tables = [dataclasses.asdict(export) for export in exports]
-        print(json.dumps({**record, "tables": of_tables, "left_out": variables, **_described(warm)}))
+        print(dumps({**record, "tables": of_tables, "left_out": variables, **_described(warm)}))
     else:
         _print_exports(old, exports, variables, order, warm)
 
@@ -317,7 +317,7 @@ def _export_model(
         record |= describe_budget(order) | old.described() | _described(warm)
         checks = [dataclasses.asdict(one) for one in model.checks]
         compared = {"checks": checks, "not_compared": model.not_compared}
-        print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, **compared}))
+        print(dumps({**record, "tables": of_tables, "left_out": model.left_out, **compared}))
     else:
         for one in model.checks:
             print(f"checked: {one.signature}: {_told(one, model.tables, model.not_compared)}")
@@ -370,7 +370,7 @@ def _choose_only(
         record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
         if old.keep is not None:
             record["removed"] = [str(path) for path in old.planned()]
-        print(json.dumps({**record, "tables": of_tables}))
+        print(dumps({**record, "tables": of_tables}))
     else:
         print_choices(choices)
         print_budget(order)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import typer
 
 from kvtools.chain_place import is_chain
+from kvtools.cli.json_text import dumps
 from kvtools.cli.key_arguments import are_keys, spread_option
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import AsJson, Source, SourcePath, Tables, check_readable
@@ -100,7 +100,7 @@ def run(
     if as_json:
         if show_rows:
             report["rows"] = [describe_row(row, slots=slots) for row in rows]
-        print(json.dumps(report))
+        print(dumps(report))
     elif show_rows:
         _print_rows(rows, wanted, show_slots=slots)
     else:
@@ -116,7 +116,7 @@ def _inspect_chain(
     inspect_chain = importlib.import_module("kvtools.cli.inspect_chain")  # with all that folds chains: seldom needed
     chain, full = inspect_chain.look_into(path, source, names)
     if as_json:
-        print(json.dumps({**chain.to_dict(), "full": full}))
+        print(dumps({**chain.to_dict(), "full": full}))
     else:
         inspect_chain.print_chain(chain)
         if full is not None:

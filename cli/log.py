@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import typer
 from kvtools.chain_fold import newest_of
 from kvtools.chain_log import KeyEvent, MemberLog, life_of, log_chain
 from kvtools.chain_place import chain_at
+from kvtools.cli.json_text import dumps
 from kvtools.cli.key_arguments import spread_option
 from kvtools.cli.layout import columns, shown, told_time
 from kvtools.cli.options import DEFAULT_MEMORY, AsJson, Memory, Source, Tables, Until, bytes_of
@@ -60,12 +60,12 @@ def run(
             )
     if key is None:
         if as_json:
-            print(json.dumps({"path": path, "members": [dataclasses.asdict(log) for log in logs]}))
+            print(dumps({"path": path, "members": [dataclasses.asdict(log) for log in logs]}))
         else:
             _print_log(logs)
         return
     if as_json:
-        print(json.dumps(json_ready({"path": path, "key": key, "events": [dataclasses.asdict(e) for e in events]})))
+        print(dumps(json_ready({"path": path, "key": key, "events": [dataclasses.asdict(e) for e in events]})))
     elif events:
         _print_life(events)
     if not events:

@@ -48,7 +48,8 @@ def run(
         typer.Option("--slots", metavar="same|common", help="Ask for the same slots, or keep those that all have."),
     ] = "same",
     table: Annotated[
-        list[str] | None, typer.Option("--table", metavar="NAME", help="Merge only this table; may be repeated.")
+        list[str] | None,
+        typer.Option("--table", metavar="NAME", help="Merge only this table, or those like 'deep/*'; may be repeated."),
     ] = None,
     into: Annotated[
         str | None,

@@ -43,7 +43,11 @@ def run(
     ] = None,
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", metavar="NAME", help="Only this table, and no dense variables; may be repeated."),
+        typer.Option(
+            "--table",
+            metavar="NAME",
+            help="Only this table, or those like 'deep/*', and no dense variables; may be repeated.",
+        ),
     ] = None,
     parts: Parts = None,
     partition: Partition = None,

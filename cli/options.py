@@ -18,6 +18,7 @@ from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import Engine
 from kvtools.errors import BadInputError, UsageError
+from kvtools.get import RowFilter
 from kvtools.partition import RULES
 
 _Named = TypeVar("_Named")
@@ -65,7 +66,14 @@ Workers = Annotated[
 EngineName = Annotated[
     str, typer.Option("--engine", metavar="local|ray", help="Where shards are worked on: here, or on a Ray cluster.")
 ]
-Tables = Annotated[list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; may be repeated.")]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", metavar="NAME", help="Only this table, or those like 'deep/*'; may be repeated."),
+]
+Where = Annotated[
+    str | None,
+    typer.Option("--where", metavar="EXPRESSION", help="Only rows that meet this, as in 'freq < 3 and norm < 0.01'."),
+]
 To = Annotated[str | None, typer.Option("--to", metavar="DIALECT", help="The dialect to write; that of PATH.")]
 Parts = Annotated[
     int | None, typer.Option("--parts", metavar="N", help="How many parts each table gets; as many as it has.")
@@ -153,13 +161,22 @@ class Output:
         )
 
 
+def where_of(text: str | None) -> RowFilter | None:
+    """Return the condition that `--where` is; raises `UsageError` where it is none."""
+    if text is None:
+        return None
+    from kvtools.where import Where  # with DuckDB, which nothing else needs
+
+    return Where.parse(text)
+
+
 def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: bool = False) -> None:
     """Raise what kept one of `tables` from being opened; with `any_table`, what kept any, where none is named.
 
     A command that only reads opens a checkpoint leniently, asks before its work for the tables named, and after it
     for all, so that one damaged table hides none of the others.
     """
-    for name in tables:
+    for name in checkpoint.names_of(tables):
         if name in checkpoint.broken:
             raise checkpoint.broken[name]
     if any_table and not tables and checkpoint.broken:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     AsJson,
@@ -88,7 +88,7 @@ def run(
         )
     if as_json:
         print(
-            json.dumps(
+            dumps(
                 {
                     "path": str(checkpoint.path),
                     "outputs": [{**dataclasses.asdict(one), "lossless": one.lossless} for one in accounts],

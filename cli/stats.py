@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from kvtools.chain import chain_to, member_of
 from kvtools.chain_place import is_chain
 from kvtools.cli.bars import bar_chart, percent, shows_blocks
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -70,7 +70,7 @@ def run(
         stats = table_stats(tables, memory=bytes_of(memory), workers=workers, engine=where, progress=progress)
     if as_json:
         described = [describe_stats(reader.schema, stats[reader.schema.name]) for reader in tables]
-        print(json.dumps({"path": str(checkpoint.path), "dialect": checkpoint.dialect, "tables": described}))
+        print(dumps({"path": str(checkpoint.path), "dialect": checkpoint.dialect, "tables": described}))
     else:
         print(heading)
         if not tables and not checkpoint.broken:

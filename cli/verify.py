@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ from kvtools.chain_check import verify_chain
 from kvtools.chain_place import is_chain
 from kvtools.checksum_file import write_checksums
 from kvtools.cli.account import print_of_tables
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -88,7 +88,7 @@ def run(
         written |= {"dry_run": True} if dry_run else {}
     if as_json:
         record = dataclasses.asdict(result) | written
-        print(json.dumps({**record, "errors": errors, "warnings": warnings, "ok": not failed}))
+        print(dumps({**record, "errors": errors, "warnings": warnings, "ok": not failed}))
     else:
         _print(result)
         if written:

@@ -30,6 +30,8 @@ _MODULES = (
     "arrow",
     "npz",
     "safetensors",
+    "torch",
+    "hugectr",
     "tfra_redis",
     "redis",
     "tensorflow",
@@ -47,6 +49,8 @@ _BY_SUFFIX = {
     ".parq": "parquet",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".pt": "torch",
+    ".pth": "torch",
     ".safetensors": "safetensors",
 }
 _BY_URL = ("tfra_redis", "redis")

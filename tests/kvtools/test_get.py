@@ -98,7 +98,7 @@ def test_choosing_columns(sample_path: Path) -> None:
     only_v = choose_columns(["Adam.v"], tables)
     chunk = open_checkpoint(sample_path).tables["ads/emb"].take(np.array([0]), only_v.columns)
     assert list(only_v.shown(chunk).slots) == ["Adam.v"]
-    with pytest.raises(BadInputError, match=r"expected some of freqs, slots, values, versions, Adam\.m, Adam\.v"):
+    with pytest.raises(BadInputError, match=r"expected some of key, value, freq, version, norm, part, slots, Adam\.m, Adam\.v"):
         choose_columns(["Adam.x"], tables)
 
 

@@ -415,6 +415,9 @@ class Bundle:
 class BundleTensor:
     """A numeric tensor of a bundle, as rows along its first dimension; `shape` [rows, ...]."""
 
+    direct = True
+    """Whether `take` finds each row where it lies."""
+
     def __init__(
         self,
         bundle: Bundle,
