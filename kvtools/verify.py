@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kvtools.chain_reader import is_increment
+from kvtools.checksum_file import check_files, read_checksums
 from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Array, Chunk, Columns
 from kvtools.dialects.detect import dialect_named, dialects, open_checkpoint
 from kvtools.dialects.interface import Checkpoint, Finding, TableReader
@@ -47,7 +48,10 @@ _NEVER_NEGATIVE = re.compile(
 
 @dataclass(frozen=True)
 class CheckedTable:
-    """A table that was read: its size, and how many checks it went through; of a chain, in which `member`."""
+    """A table that was read: its size, and how many checks it went through; of a chain, in which `member`.
+
+    `checksums` says what its bytes were checked against, as in "CRC-32C", None where its format has nothing.
+    """
 
     name: str
     dialect: str
@@ -56,11 +60,26 @@ class CheckedTable:
     bytes: int
     checks: int
     member: str | None = None
+    checksums: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckedFiles:
+    """Files that were compared with checksums beside them: the file of these, how many files and bytes it is of, and
+    when it was written, in UTC."""
+
+    path: str
+    files: int
+    bytes: int
+    written: str
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What a verification found: errors first, then warnings, then infos."""
+    """What a verification found: errors first, then warnings, then infos.
+
+    `checked_files` says which files were compared with checksums beside them (`kvtools.checksum_file`).
+    """
 
     path: str
     dialect: str | None
@@ -68,6 +87,7 @@ class Verification:
     variables: int
     checks: int
     findings: tuple[Finding, ...]
+    checked_files: tuple[CheckedFiles, ...] = ()
 
     def count(self, severity: Literal["error", "warning", "info"]) -> int:
         """Return how many findings of a severity there are."""
@@ -82,6 +102,7 @@ def verify(
     workers: int | None = None,
     engine: Engine = "local",
     progress: Progress | None = None,
+    compare_files: bool = True,
 ) -> Verification:
     """Read a checkpoint from its first byte to its last, and say what is wrong with it.
 
@@ -92,6 +113,8 @@ def verify(
         workers: parts at once; the processors there are if None.
         engine: where the parts are read; see `kvtools.engine`.
         progress: called as rows are read.
+        compare_files: compare the files with the checksums beside them, where there are some and all tables are
+            checked.
 
     Raises:
         BadInputError: there is nothing at `path`.
@@ -112,8 +135,19 @@ def verify(
     except BadInputError as error:
         if not _is_there(path):
             raise
-        return Verification(without_password(path), None, (), 0, 1, (Finding("error", "open", "", str(error)),))
-    return check(checkpoint, tables=tables, memory=options.memory, workers=workers, engine=engine, progress=progress)
+        findings = [Finding("error", "open", "", str(error))]
+        compared = () if tables or "://" in path else _check_files(Path(path), findings)
+        checks = 1 + sum(one.files for one in compared)
+        return Verification(without_password(path), None, (), 0, checks, tuple(findings), compared)
+    return check(
+        checkpoint,
+        tables=tables,
+        memory=options.memory,
+        workers=workers,
+        engine=engine,
+        progress=progress,
+        compare_files=compare_files,
+    )
 
 
 def check(
@@ -124,6 +158,7 @@ def check(
     workers: int | None = None,
     engine: Engine = "local",
     progress: Progress | None = None,
+    compare_files: bool = True,
 ) -> Verification:
     """Check an opened checkpoint; see `verify`."""
     asked = checkpoint.names_of(tables)
@@ -134,6 +169,10 @@ def check(
     checked = list(_check_tables(readers, findings, memory, workers, engine, progress))
     checks = len(broken) + sum(table.checks for table in checked)
     variables = 0
+    compared: tuple[CheckedFiles, ...] = ()
+    if not tables and compare_files and isinstance(checkpoint.path, Path):
+        compared = _check_files(checkpoint.path, findings)
+        checks += sum(one.files for one in compared)
     if not tables:
         checks += _check_whole(checkpoint, findings)
         for variable in [*checkpoint.variables, *checkpoint.bookkeeping]:
@@ -151,6 +190,7 @@ def check(
         variables=variables,
         checks=checks,
         findings=tuple(findings),
+        checked_files=compared,
     )
 
 
@@ -288,6 +328,7 @@ def _check_tables(
             parts=schema.parts,
             bytes=schema.bytes,
             checks=_count_checks(reader),
+            checksums=schema.checksums,
         )
 
 
@@ -500,6 +541,21 @@ def _non_finite(numbers: Array) -> int:
     magnitude, infinite, _ = limits
     bits = np.ascontiguousarray(numbers).view(magnitude.dtype) & magnitude
     return int(np.count_nonzero(bits >= infinite)) if bits.max() >= infinite else 0
+
+
+def _check_files(path: Path, findings: list[Finding]) -> tuple[CheckedFiles, ...]:
+    """Compare the files of a checkpoint with the checksums beside them, if there are some."""
+    try:
+        known = read_checksums(path)
+        if known is None:
+            return ()
+        findings += check_files(
+            path, known, command=f"kvtools verify {shlex.quote(str(path))} --write-checksums --force"
+        )
+    except KvtoolsError as error:
+        findings.append(Finding("warning", "checksum-file", "", str(error)))
+        return ()
+    return (CheckedFiles(str(known.path), len(known.files), known.bytes, known.date),)
 
 
 def _check_whole(checkpoint: Checkpoint, findings: list[Finding]) -> int:
