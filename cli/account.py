@@ -14,11 +14,12 @@ from kvtools.migrate import Account
 def print_account(account: Account, *, as_json: bool, planned: bool = False, whole: bool = True, **more: Any) -> None:
     """Print an account: a table of what was written, then what was left out, changed and checked; or as JSON.
 
-    With `planned` it is one of what would be done (`kvtools.migrate.plan_tables`). Without `whole` the tables were
+    With `planned` it is one of what would be done, of a dry run. Without `whole` the tables were
     parts of the source's, so that nothing is said of all of it.
     """
     if as_json:
-        print(json.dumps({**dataclasses.asdict(account), "lossless": account.lossless, **more}))
+        told = {"dry_run": True} if planned else {}
+        print(json.dumps({**dataclasses.asdict(account), "lossless": account.lossless, **told, **more}))
         return
     counts = ["rows"] if planned else ["rows read", "rows written"]
     print(

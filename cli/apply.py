@@ -61,4 +61,4 @@ def run(
         )
     if not as_json:
         print_merged(merged)
-    print_account(account, as_json=as_json, merged=[dataclasses.asdict(one) for one in merged])
+    print_account(account, as_json=as_json, planned=output.dry_run, merged=[dataclasses.asdict(one) for one in merged])

@@ -100,7 +100,7 @@ def run(
                 _print_costs(slot_costs)
         of_tables = {name: dataclasses.asdict(loss) for name, loss in losses.items()}
         of_slots = {name: [dataclasses.asdict(cost) for cost in costs] for name, costs in slot_costs.items()}
-        print_account(account, as_json=as_json, roundings=of_tables, casts=of_slots)
+        print_account(account, as_json=as_json, planned=output.dry_run, roundings=of_tables, casts=of_slots)
         return
     with progress_bar("casting") as progress:
         account, costs = cast(
@@ -118,7 +118,7 @@ def run(
     if not as_json and any(costs.values()):
         _print_costs(costs)
     described = {name: [dataclasses.asdict(cost) for cost in costs[name]] for name in costs}
-    print_account(account, as_json=as_json, casts=described)
+    print_account(account, as_json=as_json, planned=output.dry_run, casts=described)
 
 
 def _print_costs(costs: Mapping[str, Sequence[ColumnCost]]) -> None:

@@ -68,7 +68,6 @@ class Clipping:
         str | None,
         typer.Option("--policy", metavar="FILE", help="Thresholds by table, in TOML; in place of the options above."),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be cut; OUT may be left out.")] = False
 
     def policy_of(
         self,

@@ -16,6 +16,7 @@ from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
     Dim,
+    DryRun,
     Force,
     KeyDtype,
     Memory,
@@ -50,7 +51,9 @@ def run(
     ] = None,
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", metavar="NAME", help="Only this table, or A_NAME=B_NAME; may be repeated."),
+        typer.Option(
+            "--table", metavar="NAME", help="Only this table, those like 'deep/*', or A_NAME=B_NAME; may be repeated."
+        ),
     ] = None,
     rtol: Annotated[float, typer.Option("--rtol", metavar="R", help="Numbers may be off by R times their size.")] = 0.0,
     atol: Annotated[float, typer.Option("--atol", metavar="D", help="Numbers may be off by D.")] = 0.0,
@@ -62,6 +65,7 @@ def run(
     value_dtype: ValueDtype = None,
     dim: Dim = None,
     force: Force = False,
+    dry_run: DryRun = False,
     memory: Memory = DEFAULT_MEMORY,
     workers: Workers = None,
     as_json: AsJson = False,
@@ -96,7 +100,7 @@ def run(
                 "comparing checkpoints: --table, --rtol, --atol, --top and --dialect are for what is shown; leave them"
                 " out with --output delta, which has every bit that changed"
             )
-        _write_delta(a, b, out, force, memory, workers, as_json)
+        _write_delta(a, b, out, Output(force, memory, workers, dry_run), as_json)
         return
     before = Source(dialect_a, key_dtype, value_dtype, dim).open(a, memory)
     after = Source(dialect_b, key_dtype, value_dtype, dim).open(b, memory)
@@ -120,15 +124,15 @@ def run(
         raise typer.Exit(3)
 
 
-def _write_delta(a: str, b: str, out: str, force: bool, memory: str, workers: int | None, as_json: bool) -> None:
+def _write_delta(a: str, b: str, out: str, output: Output, as_json: bool) -> None:
     with progress_bar("comparing") as progress:
         account, changes, record = write_increment(
             a,
             b,
             out,
-            open_options=Source().options(memory),
-            options=Output(force, memory).options(),
-            workers=workers,
+            open_options=Source().options(output.memory),
+            options=output.options(),
+            workers=output.workers,
             progress=progress,
         )
     if not as_json:
@@ -142,6 +146,7 @@ def _write_delta(a: str, b: str, out: str, force: bool, memory: str, workers: in
     print_account(
         account,
         as_json=as_json,
+        planned=output.dry_run,
         sequence=record.sequence,
         chain=record.chain,
         changes=[dataclasses.asdict(one) for one in changes],

@@ -15,6 +15,7 @@ from kvtools.cli.key_arguments import key_words, mark_negative
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
+    DryRun,
     Force,
     Memory,
     Output,
@@ -70,6 +71,7 @@ def run(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if any key is in no table.")] = False,
     force: Force = False,
+    dry_run: DryRun = False,
     source: Source,
     memory: Memory = DEFAULT_MEMORY,
 ) -> None:
@@ -108,8 +110,9 @@ def run(
         # A table without a hit is left out beside others; where there is no hit at all, OUT has tables without rows.
         hits = [one for one in found if len(one[1])] or found
         chosen = [ChosenRows(reader, _first_of_each(rows)) for reader, rows in hits]
-        write_tables(chosen, output, target, options=Output(force, memory).options())
-        print(f"wrote {sum(reader.rows for reader in chosen):,} rows to {output} ({target.name})")
+        write_tables(chosen, output, target, options=Output(force, memory, dry_run=dry_run).options())
+        done = "would write" if dry_run else "wrote"
+        print(f"{done} {sum(reader.rows for reader in chosen):,} rows to {output} ({target.name})")
     else:
         chunks = (
             (reader, choice.shown(chunk))

@@ -65,7 +65,10 @@ Workers = Annotated[
 EngineName = Annotated[
     str, typer.Option("--engine", metavar="local|ray", help="Where shards are worked on: here, or on a Ray cluster.")
 ]
-Tables = Annotated[list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; may be repeated.")]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", metavar="NAME", help="Only this table, or those like 'deep/*'; may be repeated."),
+]
 To = Annotated[str | None, typer.Option("--to", metavar="DIALECT", help="The dialect to write; that of PATH.")]
 Parts = Annotated[
     int | None, typer.Option("--parts", metavar="N", help="How many parts each table gets; as many as it has.")
@@ -82,6 +85,9 @@ Partition = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that is there.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Do all but write: say what would be there, and change nothing on disk.")
+]
 Compression = Annotated[
     str | None, typer.Option("--compression", metavar="NAME", help="As the dialect names it; 'none' for none.")
 ]
@@ -126,6 +132,7 @@ class Output:
     force: Force = False
     memory: Memory = DEFAULT_MEMORY
     workers: Workers = None
+    dry_run: DryRun = False
 
     def options(
         self,
@@ -145,6 +152,7 @@ class Output:
             partition,
             memory=bytes_of(self.memory),
             force=self.force,
+            dry_run=self.dry_run,
         )
 
 
@@ -154,7 +162,7 @@ def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: 
     A command that only reads opens a checkpoint leniently, asks before its work for the tables named, and after it
     for all, so that one damaged table hides none of the others.
     """
-    for name in tables:
+    for name in checkpoint.names_of(tables):
         if name in checkpoint.broken:
             raise checkpoint.broken[name]
     if any_table and not tables and checkpoint.broken:

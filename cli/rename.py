@@ -89,7 +89,7 @@ def run(
         for old, new in renamed.items():
             print(f"{shown(old)} -> {shown(new)}")
         print()
-    print_account(account, as_json=as_json, renamed=renamed)
+    print_account(account, as_json=as_json, planned=output.dry_run, renamed=renamed)
 
 
 def _pairs(option: str, texts: Sequence[str] | None, known: Collection[str]) -> tuple[tuple[str, str], ...]:

@@ -93,11 +93,12 @@ def run(
                     "path": str(checkpoint.path),
                     "outputs": [{**dataclasses.asdict(one), "lossless": one.lossless} for one in accounts],
                     "variables_left_out": len(checkpoint.variables),
+                    **({"dry_run": True} if output.dry_run else {}),
                 }
             )
         )
     else:
-        _print_accounts(accounts)
+        _print_accounts(accounts, planned=output.dry_run)
         if checkpoint.variables:
             print(f"left out: {len(checkpoint.variables)} dense variables; they are in no piece")
 
@@ -120,7 +121,7 @@ def _by(by: str | None, rows: int | None, keys_file: str | None) -> By:
     return By("mod", int(found[1]))
 
 
-def _print_accounts(accounts: Sequence[Account]) -> None:
+def _print_accounts(accounts: Sequence[Account], *, planned: bool) -> None:
     print(
         columns(
             ["piece", "table", "rows", "parts", "bytes"],
@@ -143,4 +144,4 @@ def _print_accounts(accounts: Sequence[Account]) -> None:
         print(f"left out: {line}")
     for line in dict.fromkeys(line for account in accounts for table in account.tables for line in table.changes):
         print(f"changed: {line}")
-    print(f"wrote {len(accounts)} checkpoints ({accounts[0].dialect})")
+    print(f"{'would write' if planned else 'wrote'} {len(accounts)} checkpoints ({accounts[0].dialect})")

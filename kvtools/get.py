@@ -13,6 +13,7 @@ from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.schema import row_bytes
 from kvtools.errors import BadInputError
+from kvtools.table_names import near
 from kvtools.table_view import TableView, replace_schema
 
 _KEY_ROWS = 1 << 18
@@ -116,7 +117,9 @@ def choose_columns(names: Sequence[str], tables: Sequence[TableReader]) -> Colum
     for name in names:
         if name not in plain and name not in known:
             there = ", ".join([*sorted(plain), *sorted(known)])
-            raise BadInputError(f"reading columns: got --columns {name!r}, expected some of {there}")
+            raise BadInputError(
+                f"reading columns: got --columns {name!r}, expected some of {there}{near(name, [*plain, *known])}"
+            )
     slots = frozenset(name for name in names if name in known and name not in plain)
     columns = Columns("values" in names, "slots" in names or bool(slots), "freqs" in names, "versions" in names)
     return ColumnChoice(columns, None if "slots" in names else slots)

@@ -123,8 +123,9 @@ def check(
     progress: Progress | None = None,
 ) -> Verification:
     """Check an opened checkpoint; see `verify`."""
-    broken = {name: error for name, error in checkpoint.broken.items() if not tables or name in tables}
-    names = [name for name in tables if name not in broken]
+    asked = checkpoint.names_of(tables)
+    broken = {name: error for name, error in checkpoint.broken.items() if not tables or name in asked}
+    names = [name for name in asked if name not in broken]
     readers = checkpoint.select(names) if names or not tables else []
     findings = [Finding("error", "open", name, str(error)) for name, error in broken.items()]
     checked = list(_check_tables(readers, findings, memory, workers, engine, progress))

@@ -149,6 +149,9 @@ def arrow_numbers(numbers: Array, kind: Any) -> Any:
     `pyarrow.array` does the same, and imports pandas to see whether it was given something of pandas.
     """
     pyarrow = import_pyarrow("making Arrow columns")
+    if numbers.dtype == np.bool_ and kind.bit_width == 1:
+        bits = pyarrow.py_buffer(np.packbits(numbers, bitorder="little"))
+        return pyarrow.Array.from_buffers(kind, len(numbers), [None, bits])
     if kind.bit_width != 8 * numbers.itemsize:
         raise ValueError(f"got {numbers.dtype} numbers, expected {kind}")
     return pyarrow.Array.from_buffers(kind, len(numbers), [None, pyarrow.py_buffer(np.ascontiguousarray(numbers))])

@@ -60,6 +60,19 @@ class Columns:
     freqs: bool = False
     versions: bool = False
 
+    def __or__(self, other: Columns) -> Columns:
+        """Return the columns of both.
+
+        >>> Columns(values=True) | Columns(freqs=True)
+        Columns(values=True, slots=False, freqs=True, versions=False)
+        """
+        return Columns(
+            self.values or other.values,
+            self.slots or other.slots,
+            self.freqs or other.freqs,
+            self.versions or other.versions,
+        )
+
 
 KEYS = Columns()
 KEYS_AND_VALUES = Columns(values=True)
