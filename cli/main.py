@@ -28,6 +28,7 @@ COMMANDS = {
     "diff": "Compare two checkpoints, of any dialects.",
     "get": "Print the rows of keys.",
     "log": "List who came and went in a chain of increments.",
+    "explore": "Look around in tables, on a page with sliders or in a terminal.",
     "report": "Write a page of plots about the tables.",
     "migrate": "Move tables to another dialect.",
     "clip": "Leave out rows that are not worth their memory.",
@@ -46,7 +47,21 @@ COMMANDS = {
 
 
 HELD_BACK = frozenset(
-    {"verify", "diff", "report", "migrate", "clip", "cast", "reshard", "merge", "apply", "split", "rename", "export"}
+    {
+        "verify",
+        "diff",
+        "explore",
+        "report",
+        "migrate",
+        "clip",
+        "cast",
+        "reshard",
+        "merge",
+        "apply",
+        "split",
+        "rename",
+        "export",
+    }
 )
 """Commands whose work is a file or a verdict: they go on to their end, whoever reads what they say of it."""
 

@@ -37,7 +37,7 @@ class Cuts:
 
     `axes` are the thresholds of frequency, norm and age, each cutting more than the one before; `timed` says that
     versions are times. `counts`, int64 [F + 1, N + 1, A + 1], are the rows that pass so many of each, and `lookups` the
-    sums of their frequencies, or None.
+    sums of their frequencies, float64, which is exact below 2**53, or None.
 
     Example:
         >>> from kvtools.histogram import FrequencyHistogram
@@ -59,7 +59,7 @@ class Cuts:
     def __post_init__(self) -> None:
         shape = tuple(len(axis) + 1 for axis in self.axes)
         self.counts = np.zeros(shape, np.int64)
-        self.lookups = np.zeros(shape, np.int64) if self.counted else None
+        self.lookups = np.zeros(shape, np.float64) if self.counted else None
 
     def add(self, chunk: Chunk, norms: Array) -> None:
         """Count the rows of a chunk with what it has of frequencies and versions; `norms` [n] are its rows'."""
@@ -75,13 +75,8 @@ class Cuts:
             passed[2][versions == 0] = len(self.axes[2])
         cells = np.ravel_multi_index(tuple(passed), self.counts.shape)
         self.counts += np.bincount(cells, minlength=self.counts.size).reshape(self.counts.shape)
-        if self.lookups is not None and freqs is not None:
-            seen = np.maximum(freqs, 0)
-            sums = np.zeros(self.counts.size, np.int64)
-            # Floats add up exactly below 2**53, so the halves are added apart.
-            for shift, part in ((0, seen & 0xFFFFFFFF), (32, seen >> 32)):
-                if part.any():
-                    sums += np.bincount(cells, weights=part, minlength=sums.size).astype(np.int64) << shift
+        if self.lookups is not None and chunk.freqs is not None:
+            sums = np.bincount(cells, weights=np.maximum(chunk.freqs.astype(np.int64), 0), minlength=self.counts.size)
             self.lookups += sums.reshape(self.counts.shape)
 
     def merge(self, other: Cuts) -> None:
