@@ -58,7 +58,7 @@ class DecimalHistogram:
     def edges(self) -> Array:
         """The edges of the bins, float64 [bins + 1]; empty where there are no bins."""
         if len(self.counts) and len(self._edges) != len(self.counts) + 1:
-            self._edges = np.array([edge_of(self.start + i, self.digits) for i in range(len(self.counts) + 1)])
+            self._edges = edges_of(self.start, len(self.counts) + 1, self.digits)
         return self._edges
 
     def add(self, norms: Array) -> None:
@@ -202,6 +202,22 @@ def edge_of(number: int, digits: int) -> float:
     """
     decade, within = divmod(number, 9 * 10 ** (digits - 1))
     return float(f"{10 ** (digits - 1) + within}e{decade - digits + 1}")
+
+
+def edges_of(start: int, count: int, digits: int) -> Array:
+    """Return so many decimal numbers of `digits` digits one after the other, float64 [count]: `edge_of` of each.
+
+    >>> edges_of(88, 4, 2).tolist()
+    [9.8, 9.9, 10.0, 11.0]
+    """
+    decades, within = np.divmod(np.arange(start, start + count), 9 * 10 ** (digits - 1))
+    mantissas, exponents = within + 10 ** (digits - 1), decades - digits + 1
+    # Powers of ten up to 10**22 are exact, so one multiplication or division rounds as reading the number does.
+    powers = np.array([10.0**exponent for exponent in range(23)])[np.minimum(np.abs(exponents), 22)]
+    edges = np.where(exponents < 0, mantissas / powers, mantissas * powers)
+    for at in np.flatnonzero(np.abs(exponents) > 22).tolist():
+        edges[at] = edge_of(start + at, digits)
+    return edges
 
 
 def bin_of(norm: float, digits: int) -> int:

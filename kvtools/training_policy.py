@@ -165,7 +165,9 @@ class TrainingPolicy:
                 " give max-capacity"
             )
         if "keep-top-by" in entry and not self.keep_top:
-            raise UsageError(f"{whose}: got keep-top-by = '{self.keep_top_by}' and no keep-top, expected both or neither")
+            raise UsageError(
+                f"{whose}: got keep-top-by = '{self.keep_top_by}' and no keep-top, expected both or neither"
+            )
         if 0 < self.max_capacity <= self.keep_top:
             raise UsageError(
                 f"{whose}: keep-top = {self.keep_top} keeps no fewer rows than max-capacity = {self.max_capacity} allows;"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtools.clip import Clip
-from kvtools.decimal_histogram import DecimalHistogram, bin_of, edge_of
+from kvtools.decimal_histogram import DecimalHistogram, bin_of, edge_of, edges_of
 from kvtools.row_norms import row_norms
 
 SPREADS = {
@@ -73,3 +73,10 @@ def test_what_is_no_norm_or_beyond_all_edges() -> None:
 def test_a_norm_lies_between_two_edges(norm: float, digits: int) -> None:
     number = bin_of(norm, digits)
     assert edge_of(number, digits) <= norm < edge_of(number + 1, digits)
+
+
+@pytest.mark.parametrize("digits", [1, 2, 3, 5, 8])
+def test_edges_are_the_numbers_that_a_person_types(digits: int) -> None:
+    for norm in (1e-20, 3e-7, 0.97, 1.0, 5e3, 9.9e19):
+        start = bin_of(norm, digits) - 50
+        assert edges_of(start, 100, digits).tolist() == [edge_of(start + at, digits) for at in range(100)]
