@@ -34,6 +34,7 @@ COMMANDS = {
     "top": "Print the rows that come first: hot keys, the largest norms, the oldest.",
     "neighbours": "Print the rows nearest to a key's, or to a vector.",
     "log": "List who came and went in a chain of increments.",
+    "explore": "Look around in tables, on a page with sliders or in a terminal.",
     "report": "Write a page of plots about the tables.",
     "advise": "Say what would make tables smaller, and what that costs.",
     "simulate": "Replay a log of ids through the policies of training.",
@@ -58,7 +59,7 @@ COMMANDS = {
 
 HELD_BACK = frozenset(
     {"verify", "diff", "report", "migrate", "clip", "cast", "repair", "reshard", "merge", "apply", "split", "rename"}
-    | {"export"}
+    | {"explore", "export"}
 )
 """Commands whose work is a file or a verdict: they go on to their end, whoever reads what they say of it."""
 
