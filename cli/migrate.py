@@ -23,7 +23,7 @@ from kvtools.cli.options import (
 from kvtools.cli.progress import progress_bar
 from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.errors import BadInputError
-from kvtools.migrate import plan_tables, write_tables
+from kvtools.migrate import check_output, output_of, plan_tables, write_tables
 
 
 def run(
@@ -43,7 +43,11 @@ def run(
     ] = None,
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", metavar="NAME", help="Only this table, and no dense variables; may be repeated."),
+        typer.Option(
+            "--table",
+            metavar="NAME",
+            help="Only this table, or those like 'deep/*', and no dense variables; may be repeated.",
+        ),
     ] = None,
     parts: Parts = None,
     partition: Partition = None,
@@ -54,9 +58,6 @@ def run(
         bool, typer.Option("--verify", help="Read the output again and compare every row, before it is in place.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Write nothing if anything would be lost; exit 3.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be written and what would be lost; write nothing.")
-    ] = False,
     output: Output,
     engine: EngineName = "local",
     source: Source,
@@ -90,7 +91,8 @@ def run(
             " `kvtools inspect`, or say --dialect if this is not what it is"
         )
     beside = None if table else checkpoint
-    if dry_run:
+    if output.dry_run:
+        check_output(output_of(out, target, [checkpoint]), target, force=output.force)
         account = plan_tables(tables, out, target, beside=beside, parts=parts, strict=strict)
     else:
         with progress_bar("migrating") as progress:
@@ -107,5 +109,5 @@ def run(
                 strict=strict,
                 verify=verify,
             )
-    more: dict[str, Any] = {"source": path, "from": checkpoint.dialect, "dry_run": dry_run}
-    print_account(account, as_json=as_json, planned=dry_run, **more)
+    more: dict[str, Any] = {"source": path, "from": checkpoint.dialect, "dry_run": output.dry_run}
+    print_account(account, as_json=as_json, planned=output.dry_run, **more)

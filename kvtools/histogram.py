@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,6 +224,23 @@ class FrequencyHistogram:
         """Return how many frequencies are below `threshold`: any up to 4,096, or a power of two."""
         return int(self.counts[: _freq_bin(threshold)].sum())
 
+    def thresholds(self, shares: Sequence[float]) -> list[tuple[int, int, int]]:
+        """Return, for each share of the rows, a frequency below which about so many are: (it, their number, their sum).
+
+        All are different, none cuts nothing or everything, and all numbers are exact.
+
+        >>> freqs = FrequencyHistogram()
+        >>> freqs.add(np.array([1, 1, 2, 9]))
+        >>> freqs.thresholds([0.1, 0.5, 0.7])
+        [(2, 2, 2), (3, 3, 4)]
+        """
+        rows, sums = (np.concatenate([[0], np.cumsum(counts)]) for counts in (self.counts, self.sums))
+        possible = np.flatnonzero((rows > 0) & (rows < self.rows))
+        if not len(possible):
+            return []
+        at = sorted({int(possible[np.argmin(np.abs(rows[possible] - share * self.rows))]) for share in shares})
+        return [(_freq_edge(i), int(rows[i]), int(sums[i])) for i in at]
+
     def bars(self) -> list[tuple[int, int, int]]:
         """Return (from, to, rows): frequency 0, then an octave each, from the first to the last that is not empty."""
         edges = [0] + [1 << octave for octave in range(64)]
@@ -269,6 +287,14 @@ class FrequencyHistogram:
         ranks = np.unique(np.geomspace(1, seen, 100).astype(np.int64))
         slope = np.polyfit(np.log(ranks), np.log(self.frequency_of_rank(ranks)), 1)[0]
         return max(0.0, -float(slope))
+
+
+def _freq_edge(number: int) -> int:
+    """Return the smallest frequency of a bin."""
+    if number <= _EXACT:
+        return number
+    octave, sub = divmod(number - _EXACT, _SUB_BINS)
+    return ((_SUB_BINS + sub) << (octave + _FIRST_OCTAVE)) // _SUB_BINS
 
 
 def _freq_bin(frequency: int) -> int:

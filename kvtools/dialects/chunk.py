@@ -63,6 +63,20 @@ class Columns:
     freqs: bool = False
     versions: bool = False
 
+    def __or__(self, other: Columns) -> Columns:
+        """Return the columns of both.
+
+        >>> Columns(values=True) | Columns(freqs=True)
+        Columns(values=True, slots=False, freqs=True, versions=False)
+        """
+        named = [slots for slots in (self.slots, other.slots) if isinstance(slots, frozenset)]
+        return Columns(
+            self.values or other.values,
+            self.slots is True or other.slots is True or frozenset().union(*named) or False,
+            self.freqs or other.freqs,
+            self.versions or other.versions,
+        )
+
     def has_slot(self, name: str) -> bool:
         """Tell whether the slot of this name is to be read.
 

@@ -8,7 +8,7 @@ dialect is one file with a `DIALECT` (see `dialect.py`), a `TableReader` and, wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
@@ -20,6 +20,7 @@ from kvtools.dialects.chunk import ALL_COLUMNS, CHUNK_BYTES, KEYS, KEYS_AND_VALU
 from kvtools.dialects.options import DEFAULT_MEMORY, OpenOptions
 from kvtools.dialects.schema import TableSchema, VariableSchema, numpy_dtype, row_bytes
 from kvtools.errors import KvtoolsError, UnknownTableError
+from kvtools.table_names import is_pattern, listed, matching, near
 
 if TYPE_CHECKING:
     from kvtools.sql.result import QueryResult
@@ -58,6 +59,8 @@ class TableReader(ABC):
 
     schema: TableSchema
     origin: Origin | None = None
+    take_is_checked: bool = False
+    """Whether `take` checks the bytes that it gives against checksums."""
     picks_slots: bool = False
     """Whether it reads slots one by one, where `Columns.slots` names some."""
 
@@ -199,11 +202,11 @@ class Checkpoint:
     check: Callable[[], Iterator[Finding]] = no_findings
 
     def table(self, name: str) -> TableReader:
-        """Return the table `name`; raises `UnknownTableError` naming the tables that there are."""
+        """Return the table `name`; raises `UnknownTableError` naming those that there are, or what is wrong with it."""
+        if name in self.broken:
+            raise self.broken[name]
         if name not in self.tables:
-            raise UnknownTableError(
-                f"opening table '{name}' of '{self.path}': no such table; it has {_list_names(self.tables)}"
-            )
+            raise no_such_table(name, self.path, self.tables)
         return self.tables[name]
 
     def sql(
@@ -222,13 +225,32 @@ class Checkpoint:
 
         return query({"": self, **attached}, text, memory=memory, threads=threads)
 
+    def names_of(self, patterns: Sequence[str]) -> list[str]:
+        """Return the names that these are, or that match them as file names do in a shell, each once: of tables that
+        could be opened, and of those that are broken.
+
+        Raises:
+            UnknownTableError: a pattern that no table is or matches.
+        """
+        names = [*self.tables, *self.broken]
+        found, unmatched = matching(patterns, names)
+        if unmatched:
+            raise no_such_table(unmatched[0], self.path, names)
+        return found
+
     def select(self, names: Sequence[str]) -> list[TableReader]:
-        """Return these tables, each once, or all tables if `names` is empty."""
-        return [self.table(name) for name in dict.fromkeys(names)] if names else list(self.tables.values())
+        """Return these tables, each once, or all tables if `names` is empty.
+
+        A name that no table has is a pattern, as for file names in a shell: "deep/*".
+
+        Raises:
+            UnknownTableError: a name that no table has, or matches; or that of a table that could not be opened.
+        """
+        return [self.table(name) for name in self.names_of(names)] if names else list(self.tables.values())
 
 
-def _list_names(names: Mapping[str, object], limit: int = 8) -> str:
-    if not names:
-        return "no tables"
-    shown = ", ".join(f"'{name}'" for name in list(names)[:limit])
-    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+def no_such_table(name: str, path: Path | str, names: Iterable[str]) -> UnknownTableError:
+    """Return what to raise where `name` is of no table, and matches none of the names that there are."""
+    names = list(names)
+    what = "no table matches" if is_pattern(name) else "no such table"
+    return UnknownTableError(f"opening table '{name}' of '{path}': {what}; it has {listed(names)}{near(name, names)}")
