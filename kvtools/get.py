@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.schema import row_bytes
 from kvtools.errors import BadInputError
 from kvtools.field_names import FIELDS, field_name
+from kvtools.row_filter import RowFilter
 from kvtools.row_norms import row_norms
 from kvtools.table_names import near
 from kvtools.table_view import TableView, replace_schema
@@ -68,16 +68,6 @@ def read_rows(
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         yield table.take(numbers[order], columns).take(back)
-
-
-class RowFilter(Protocol):
-    """Which rows count at all: what `kvtools.where.Where` is."""
-
-    def columns_of(self, table: TableReader) -> Columns:
-        """Return what is to be read to tell."""
-
-    def mask(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
-        """Return which rows of a chunk count, bool [n]."""
 
 
 def passing_rows(
