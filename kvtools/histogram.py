@@ -243,6 +243,14 @@ class FrequencyHistogram:
         at = sorted({int(possible[np.argmin(np.abs(rows[possible] - share * self.rows))]) for share in shares})
         return [(_freq_edge(i), int(rows[i]), int(sums[i])) for i in at]
 
+    def edge(self, number: int) -> int:
+        """Return the smallest frequency of a bin.
+
+        >>> FrequencyHistogram().edge(7), FrequencyHistogram().edge(4096 + 64)
+        (7, 8192)
+        """
+        return _freq_edge(number)
+
     def bars(self) -> list[tuple[int, int, int]]:
         """Return (from, to, rows): frequency 0, then an octave each, from the first to the last that is not empty."""
         edges = [0] + [1 << octave for octave in range(64)]
