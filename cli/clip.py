@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -16,6 +15,7 @@ from kvtools.cli.clip_options import (
     print_choices,
     warn_unmatched,
 )
+from kvtools.cli.json_text import dumps
 from kvtools.cli.options import AsJson, Output, Source, SourcePath, Tables, To, bytes_of, no_standard_output
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import write_chosen
@@ -99,7 +99,7 @@ def run(
     if output.dry_run or out is None:
         if as_json:
             record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
-            print(json.dumps({**record, "clipped": described}))
+            print(dumps({**record, "clipped": described}))
         else:
             print("nothing was written")
         return

@@ -11,6 +11,7 @@ import typer
 
 from kvtools.byte_size import byte_size
 from kvtools.cli.layout import columns, shown, size
+from kvtools.cli.terminal import prose
 from kvtools.clip import Choice, Criteria
 from kvtools.clip_policy import (
     BudgetOrder,
@@ -140,9 +141,9 @@ def print_choices(choices: Sequence[Choice]) -> None:
         name = shown(choice.table)
         print_cut(choice.table, choice.failed)
         if choice.non_finite:
-            print(f"kept: {name}: {choice.non_finite:,} rows with NaN or infinity, whatever their norm")
+            print(prose(f"kept: {name}: {choice.non_finite:,} rows with NaN or infinity, whatever their norm"))
         if choice.undated:
-            print(f"kept: {name}: {choice.undated:,} rows with version 0, which is no time")
+            print(prose(f"kept: {name}: {choice.undated:,} rows with version 0, which is no time"))
 
 
 def print_budget(order: BudgetOrder | None) -> None:
@@ -154,7 +155,7 @@ def print_budget(order: BudgetOrder | None) -> None:
     if len(names) > _NAMES_SHOWN:
         names[_NAMES_SHOWN:] = [f"{len(names) - _NAMES_SHOWN:,} more"]
     why = f", as there are no frequencies in {', '.join(names)}; --by and --table choose otherwise" if names else ""
-    print(f"budget: rows were compared by {by}{why}")
+    print(prose(f"budget: rows were compared by {by}{why}"))
 
 
 def describe_budget(order: BudgetOrder | None) -> dict[str, Any]:
@@ -168,7 +169,8 @@ def print_cut(table: str, failed: Mapping[str, int]) -> None:
     """Print why rows of a table are cut, where any are."""
     reasons = [f"{count:,} fail {criterion}" for criterion, count in failed.items() if count]
     if reasons:
-        print(f"cut: {shown(table)}: {', '.join(reasons)}{'; a row may fail several' if len(reasons) > 1 else ''}")
+        several = "; a row may fail several" if len(reasons) > 1 else ""
+        print(prose(f"cut: {shown(table)}: {', '.join(reasons)}{several}"))
 
 
 def share_missed(lookups: int | None, missed: int | None) -> str:

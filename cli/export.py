@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from kvtools.cli.clip_options import (
     share_missed,
     warn_unmatched,
 )
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -39,6 +39,7 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.rounding import print_roundings
+from kvtools.cli.terminal import prose
 from kvtools.cli.versions import Keep, NextVersion, OldVersions, version_output
 from kvtools.clip import Choice
 from kvtools.clip_policy import BudgetOrder, budget_order
@@ -274,7 +275,7 @@ def run(
         kind = "snapshot" if savedmodel is None else "savedmodel"
         record = {"path": str(checkpoint.path), kind: str(old.output), **describe_budget(order), **old.described()}
         of_tables = [dataclasses.asdict(export) for export in exports]
-        print(json.dumps({**record, "tables": of_tables, "left_out": variables, **_described(warm)}))
+        print(dumps({**record, "tables": of_tables, "left_out": variables, **_described(warm)}))
     else:
         _print_exports(old, exports, variables, order, warm)
 
@@ -317,12 +318,12 @@ def _export_model(
         record |= describe_budget(order) | old.described() | _described(warm)
         checks = [dataclasses.asdict(one) for one in model.checks]
         compared = {"checks": checks, "not_compared": model.not_compared}
-        print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, **compared}))
+        print(dumps({**record, "tables": of_tables, "left_out": model.left_out, **compared}))
     else:
         for one in model.checks:
-            print(f"checked: {one.signature}: {_told(one, model.tables, model.not_compared)}")
+            print(prose(f"checked: {one.signature}: {_told(one, model.tables, model.not_compared)}"))
         for name in model.not_compared:
-            print(f"not compared: table '{name}': no answer came from a row of it")
+            print(prose(f"not compared: table '{name}': no answer came from a row of it"))
         _print_exports(old, model.tables, model.left_out, order, warm)
 
 
@@ -370,7 +371,7 @@ def _choose_only(
         record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
         if old.keep is not None:
             record["removed"] = [str(path) for path in old.planned()]
-        print(json.dumps({**record, "tables": of_tables}))
+        print(dumps({**record, "tables": of_tables}))
     else:
         print_choices(choices)
         print_budget(order)
@@ -465,12 +466,12 @@ def _print_exports(
         print()
     print_roundings([(export.name, export.value_dtype, export.rounding) for export in exports if export.rounding])
     for line in variables:
-        print(f"left out: {line}")
+        print(prose(f"left out: {line}"))
     print_of_tables("left out", [(line, export.name) for export in exports for line in export.left_out], len(exports))
     print_of_tables("note", [(line, export.name) for export in exports for line in export.notes], len(exports))
     if warm is not None:
         print(f"warm-up: {warm.requests:,} requests")
         for line in warm.notes:
-            print(f"note: {line}")
+            print(prose(f"note: {line}"))
     print(f"wrote {old.output}")
     old.print_removed()

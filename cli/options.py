@@ -18,6 +18,7 @@ from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import Engine
 from kvtools.errors import BadInputError, UsageError
+from kvtools.get import RowFilter
 from kvtools.partition import RULES
 
 _Named = TypeVar("_Named")
@@ -68,6 +69,10 @@ EngineName = Annotated[
 Tables = Annotated[
     list[str] | None,
     typer.Option("--table", metavar="NAME", help="Only this table, or those like 'deep/*'; may be repeated."),
+]
+Where = Annotated[
+    str | None,
+    typer.Option("--where", metavar="EXPRESSION", help="Only rows that meet this, as in 'freq < 3 and norm < 0.01'."),
 ]
 To = Annotated[str | None, typer.Option("--to", metavar="DIALECT", help="The dialect to write; that of PATH.")]
 Parts = Annotated[
@@ -154,6 +159,15 @@ class Output:
             force=self.force,
             dry_run=self.dry_run,
         )
+
+
+def where_of(text: str | None) -> RowFilter | None:
+    """Return the condition that `--where` is; raises `UsageError` where it is none."""
+    if text is None:
+        return None
+    from kvtools.where import Where  # with DuckDB, which nothing else needs
+
+    return Where.parse(text)
 
 
 def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: bool = False) -> None:

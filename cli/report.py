@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
@@ -77,7 +77,7 @@ def run(
     if as_json:
         names = [reader.schema.name for reader in checkpoints[-1].select(table or [])]
         record = {"path": str(checkpoints[-1].path), "html": str(html), "bytes": size, "tables": names}
-        print(json.dumps(record | ({"dry_run": True} if dry_run else {})))
+        print(dumps(record | ({"dry_run": True} if dry_run else {})))
     else:
         print(f"{'would write' if dry_run else 'wrote'} {html}")
     check_readable(checkpoints[-1], table or [], any_table=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     AsJson,
@@ -21,6 +21,7 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
 from kvtools.migrate import Account
@@ -88,7 +89,7 @@ def run(
         )
     if as_json:
         print(
-            json.dumps(
+            dumps(
                 {
                     "path": str(checkpoint.path),
                     "outputs": [{**dataclasses.asdict(one), "lossless": one.lossless} for one in accounts],
@@ -100,7 +101,7 @@ def run(
     else:
         _print_accounts(accounts, planned=output.dry_run)
         if checkpoint.variables:
-            print(f"left out: {len(checkpoint.variables)} dense variables; they are in no piece")
+            print(prose(f"left out: {len(checkpoint.variables)} dense variables; they are in no piece"))
 
 
 def _by(by: str | None, rows: int | None, keys_file: str | None) -> By:
@@ -141,7 +142,7 @@ def _print_accounts(accounts: Sequence[Account], *, planned: bool) -> None:
     )
     losses = [line for account in accounts for table in account.tables for line in table.losses]
     for line in dict.fromkeys(losses):
-        print(f"left out: {line}")
+        print(prose(f"left out: {line}"))
     for line in dict.fromkeys(line for account in accounts for table in account.tables for line in table.changes):
-        print(f"changed: {line}")
+        print(prose(f"changed: {line}"))
     print(f"{'would write' if planned else 'wrote'} {len(accounts)} checkpoints ({accounts[0].dialect})")

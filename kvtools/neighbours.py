@@ -19,10 +19,9 @@ from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import row_bytes
 from kvtools.errors import BadInputError, UsageError
-from kvtools.get import read_rows, rows_of_keys
+from kvtools.get import RowFilter, read_rows, rows_of_keys
 from kvtools.read_ahead import read_ahead
 from kvtools.row_norms import as_floats, rows_not_finite
-from kvtools.top import RowFilter
 from kvtools.top_rows import sortable
 
 Metric = Literal["cosine", "dot", "l2"]
@@ -79,6 +78,16 @@ def vectors_of_keys(table: TableReader, keys: Array) -> tuple[Array, Array]:
     chunks = [chunk.values for chunk in read_rows(table, rows[found], KEYS_AND_VALUES) if chunk.values is not None]
     empty = np.empty((0, table.dim), table.value_dtype)
     return np.concatenate(chunks) if chunks else empty, np.asarray(found)
+
+
+def has_neighbours(vectors: Array, metric: Metric) -> npt.NDArray[np.bool_]:
+    """Return which vectors [q, dim] something can be near to, bool [q]: finite ones, for cosine no zeros.
+
+    >>> has_neighbours(np.array([[0.0, 0.0], [1.0, 0.0], [np.nan, 0.0]]), "cosine").tolist()
+    [False, True, False]
+    """
+    usable = ~rows_not_finite(vectors)
+    return np.asarray(usable & (vectors != 0).any(axis=1) if metric == "cosine" else usable)
 
 
 def nearest(
@@ -158,16 +167,16 @@ class _Search:
         # float64 rows, and integers that float32 may not hold, are multiplied in float64.
         self._float: np.dtype[Any] = as_floats(np.empty((0, 1), dtype)).dtype
         # For cosine and dot vectors of length 1 give the same order, and products of the rows' own size.
-        self._scale = _exponents(vectors)
-        scaled = np.ldexp(vectors, -self._scale[:, None])
-        lengths = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
-        self.norms = np.ldexp(lengths, self._scale)
+        scale = _exponents(vectors)
+        self._scaled = np.ldexp(vectors, -scale[:, None])
+        self._lengths = np.sqrt(np.einsum("ij,ij->i", self._scaled, self._scaled))
+        self.norms = np.ldexp(self._lengths, scale)
         self._vectors = vectors
-        self._units = scaled / np.where(lengths == 0, 1, lengths)[:, None]
+        units = self._scaled / np.where(self._lengths == 0, 1, self._lengths)[:, None]
         fits = (self.norms <= 1e15) if self._float == np.float32 else (self.norms <= 1e140)
         # A distance from a vector beyond that is not told by squares.
         self._squares_fit = bool(fits.all())
-        self._narrow = np.ascontiguousarray((self._vectors if metric == "l2" else self._units).astype(self._float).T)
+        self._narrow = np.ascontiguousarray((self._vectors if metric == "l2" else units).astype(self._float).T)
         # By how much a product of two vectors of length 1 is off at most: each addition and product, and rounding both.
         self._slack = (vectors.shape[1] + 8) * float(np.finfo(self._float).eps)
         self._exclude = exclude
@@ -288,7 +297,8 @@ class _Search:
             # Scaled by powers of two, which round nothing, so that no square is out of range.
             scaled = np.ldexp(values, -_exponents(values)[:, None])
             lengths = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
-            return np.clip(np.einsum("ij,ij->i", scaled, self._units[which]) / lengths, -1, 1)
+            products = np.einsum("ij,ij->i", scaled, self._scaled[which])
+            return np.clip(products / (lengths * self._lengths[which]), -1, 1)
         if self.metric == "dot":
             return np.asarray(np.einsum("ij,ij->i", values, self._vectors[which]))
         apart = values - self._vectors[which]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import row_bytes
 from kvtools.engine import run_all
 from kvtools.errors import BadInputError, UsageError
+from kvtools.get import RowFilter, norms_shown
 from kvtools.read_ahead import read_ahead
 from kvtools.row_norms import row_norms
 from kvtools.top_rows import Scores, sortable
@@ -27,16 +28,6 @@ _KEY_ROWS = 1 << 18
 _CHUNK_BYTES = 1 << 22
 _PENDING = 1 << 16
 _SIGN = np.int64(np.iinfo(np.int64).min)
-
-
-class RowFilter(Protocol):
-    """Which rows count at all: what `kvtools.where.Where` is."""
-
-    def columns_of(self, table: TableReader) -> Columns:
-        """Return what is to be read to tell."""
-
-    def mask(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
-        """Return which rows of a chunk count, bool [n]."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +89,7 @@ def ranking(by: str) -> Ranking:
             assert column is not None
             return column
         assert chunk.values is not None
-        return row_norms(chunk.values, "l2" if by == "norm" else "abs")
+        return norms_shown(chunk.values) if by == "norm" else row_norms(chunk.values, "abs")
 
     return Ranking(by, columns_of, numbers)
 
@@ -144,9 +135,9 @@ def top_rows(
     size = max(1, min(_KEY_ROWS, _CHUNK_BYTES // row_bytes(table.schema, columns)))
     lock, done = threading.Lock(), 0
 
-    def read(part: int) -> _Best:
+    def read(part: int) -> BestRows:
         nonlocal done
-        best, row = _Best(limit, ascending, table.key_dtype), int(starts[part])
+        best, row = BestRows(limit, ascending, table.key_dtype), int(starts[part])
         chunks = table.chunks(columns, part=part, rows=size)
         for chunk in chunks if table.parts > 1 else read_ahead(chunks):
             kept = where.mask(chunk) if where else None
@@ -159,7 +150,7 @@ def top_rows(
                     progress(table.schema.name, done, table.rows)
         return best
 
-    best = _Best(limit, ascending, table.key_dtype)
+    best = BestRows(limit, ascending, table.key_dtype)
     for of_part in run_all(read, range(table.parts), workers=workers):
         best.join(of_part)
     return best.result(table.schema.name)
@@ -182,8 +173,9 @@ def overall(tops: Sequence[Top], limit: int, *, ascending: bool = False) -> list
     return [(which, at) for _, which, at in sorted(found)[:limit]]
 
 
-class _Best:
-    """The best rows of what was added so far."""
+class BestRows:
+    """The rows with the largest numbers, or the smallest, of what was added so far; of equal ones those of the smallest
+    keys, and of these the first ones."""
 
     def __init__(self, limit: int, ascending: bool, key_dtype: np.dtype[Any]) -> None:
         self.limit, self.ascending = limit, ascending
@@ -222,7 +214,7 @@ class _Best:
             at, ties, order = at[inside], ties[inside], order[inside]
         self._take(order, ties, first + at, keys[at], numbers[at])
 
-    def join(self, other: _Best) -> None:
+    def join(self, other: BestRows) -> None:
         """Add what another one has."""
         self.passed += other.passed
         self.without += other.without

@@ -58,9 +58,9 @@ inline AdmissionPolicy AdmissionOf(nb::handle spec) {
 // A key, widened; none for None.
 inline std::optional<uint64_t> PaddingKeyOf(nb::handle key, KeyType type) {
   if (key.is_none()) return std::nullopt;
-  const int64_t least = type == KeyType::kInt32 ? INT32_MIN : type == KeyType::kUInt64 ? 0 : INT64_MIN;
+  const int64_t least = type == KeyType::kInt32 ? INT32_MIN : type == KeyType::kUint64 ? 0 : INT64_MIN;
   const uint64_t most = type == KeyType::kInt32    ? uint64_t{INT32_MAX}
-                        : type == KeyType::kUInt64 ? UINT64_MAX
+                        : type == KeyType::kUint64 ? UINT64_MAX
                                                    : uint64_t{INT64_MAX};
   const nb::int_ number(key);
   if (number < nb::int_(least) || number > nb::int_(most)) {

@@ -37,6 +37,8 @@ class Part:
 class ColumnTable(TableReader):
     """The parts of a table, one after the other; `decode_keys` turns stored keys into the schema's type."""
 
+    picks_slots = True
+
     def __init__(
         self,
         schema: TableSchema,
@@ -46,6 +48,7 @@ class ColumnTable(TableReader):
     ) -> None:
         checked = bool(parts) and all(isinstance(part.values, BundleTensor) for part in parts)
         self.schema = dataclasses.replace(schema, checksums="CRC-32C" if checked else schema.checksums)
+        self.direct = all(getattr(part.values, "direct", False) for part in parts)
         self._parts = tuple(parts)
         self._decode_keys = decode_keys
         self._extras = dict(extras or {})
@@ -106,8 +109,7 @@ def _chosen(part: Part, columns: Columns) -> dict[tuple[str, str], Column]:
     chosen = {("keys", ""): part.keys}
     if columns.values:
         chosen["values", ""] = part.values
-    if columns.slots:
-        chosen.update({("slot", name): tensor for name, tensor in part.slots.items()})
+    chosen.update({("slot", name): tensor for name, tensor in part.slots.items() if columns.has_slot(name)})
     if columns.freqs and part.freqs is not None:
         chosen["freqs", ""] = part.freqs
     if columns.versions and part.versions is not None:
@@ -231,7 +233,7 @@ class KeyedSlotsTable(ColumnTable):
             for name in self._keyed
             if (columns.freqs and name == "freqs")
             or (columns.versions and name == "versions")
-            or (columns.slots and name.startswith("slot:"))
+            or (name.startswith("slot:") and columns.has_slot(name.removeprefix("slot:")))
         ]
 
     def _with(self, chunk: Chunk, joined: Mapping[str, Array]) -> Chunk:

@@ -56,6 +56,13 @@ class TableReader(ABC):
 
     schema: TableSchema
     origin: Origin | None = None
+    take_is_checked: bool = False
+    """Whether `take` checks the bytes that it gives against checksums."""
+    picks_slots: bool = False
+    """Whether it reads slots one by one, where `Columns.slots` names some."""
+
+    direct: bool = False
+    """Whether `take` costs what its rows cost, wherever they lie: they are neither compressed nor far away."""
 
     @property
     def key_dtype(self) -> np.dtype[Any]:

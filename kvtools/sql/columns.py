@@ -93,6 +93,25 @@ def slot_names(slots: Sequence[str]) -> list[str]:
     return names
 
 
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Return what queries call the tables of a checkpoint: of those that differ in upper and lower case alone, or are
+    not called what text can be, all but the first are numbered.
+
+    >>> unique_names(["user", "User", "ads/emb"])
+    ['user', 'User_2', 'ads/emb']
+    """
+    taken: set[str] = set()
+    unique = []
+    for each in names:
+        plain = each.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+        name, number = plain or "table", 2
+        while name.casefold() in taken:
+            name, number = f"{plain}_{number}", number + 1
+        taken.add(name.casefold())
+        unique.append(name)
+    return unique
+
+
 def find_column(name: str, columns: Iterable[QueryColumn]) -> QueryColumn | None:
     """Return the column of this name, upper or lower case."""
     return next((column for column in columns if column.name.casefold() == name.casefold()), None)
@@ -119,12 +138,14 @@ def written(name: str) -> str:
     return name if plain else '"' + name.replace('"', '""') + '"'
 
 
-def stored_columns(columns: Iterable[QueryColumn]) -> Columns:
-    """Return what is to be read of a table for these columns."""
+def stored_columns(columns: Iterable[QueryColumn], *, some_slots: bool = False) -> Columns:
+    """Return what is to be read of a table for these columns; `some_slots` where it reads slots one by one."""
+    columns = tuple(columns)
     kinds = {column.kind for column in columns}
+    slots = frozenset(column.slot for column in columns if column.kind == "slot")
     return Columns(
         values=not kinds.isdisjoint(("value", "norm")),
-        slots="slot" in kinds,
+        slots=slots if some_slots and slots else bool(slots),
         freqs="freq" in kinds,
         versions="version" in kinds,
     )
@@ -150,7 +171,9 @@ def query_schema(columns: Iterable[QueryColumn]) -> Any:
 def query_batch(chunk: Chunk, columns: Sequence[QueryColumn], schema: Any) -> Any:
     """Return these columns of a chunk as a record batch of `schema`, without copying what Arrow can hold as it is."""
     pyarrow = import_pyarrow("making Arrow columns")
-    arrays = [_arrow_column(chunk, column, field.type) for column, field in zip(columns, schema, strict=True)]
+    arrays = [
+        arrow_column(column_numbers(chunk, column), field.type) for column, field in zip(columns, schema, strict=True)
+    ]
     return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -171,13 +194,13 @@ def column_numbers(chunk: Chunk, column: QueryColumn) -> Array:
     return widened(numbers) if numbers.dtype != np.float16 else numbers.astype(np.float32)
 
 
-def _arrow_column(chunk: Chunk, column: QueryColumn, kind: Any) -> Any:
+def arrow_column(numbers: Array, kind: Any) -> Any:
+    """Return numbers [n] or [n, width] as an Arrow array of a type that `arrow_type` gave."""
     pyarrow = import_pyarrow("making Arrow columns")
-    numbers = column_numbers(chunk, column)
-    if column.kind not in ("value", "slot"):
+    if numbers.ndim == 1:
         return arrow_numbers(numbers, kind)
     flat = arrow_numbers(np.ascontiguousarray(numbers).reshape(-1), kind.value_type)
-    if 0 < column.width <= MOST_FIXED:
+    if 0 < numbers.shape[1] <= MOST_FIXED:
         return pyarrow.FixedSizeListArray.from_arrays(flat, type=kind)
-    ends = np.arange(len(chunk) + 1, dtype=np.int32) * np.int32(column.width)
+    ends = np.arange(len(numbers) + 1, dtype=np.int32) * np.int32(numbers.shape[1])
     return pyarrow.ListArray.from_arrays(arrow_numbers(ends, pyarrow.int32()), flat, type=kind)
