@@ -145,19 +145,17 @@ class DecimalHistogram:
                 found.setdefault(int(below[at]), (float(self.edges[at]), int(below[at])))
         return [found[count] for count in sorted(found)]
 
-    def bars(self, most: int, low: float = 0.0, high: float = math.inf) -> list[tuple[float, float, int]]:
-        """Return (from, to, rows) of neighbouring bins between two norms, joined until at most `most` bars are left."""
+    def bars(self, cuts: Sequence[float]) -> list[tuple[float, float, int]]:
+        """Return (from, to, rows) between neighbouring ones of the edges that are nearest to `cuts`, ascending."""
         if not len(self.counts):
             return []
-        inside = np.flatnonzero((self.counts > 0) & (self.edges[1:] > low) & (self.edges[:-1] <= high))
-        if not len(inside):
-            return []
-        first, last = int(inside[0]), int(inside[-1]) + 1
-        step = -(-(last - first) // most)
-        cuts = [*range(first, last, step), last]
+        right = np.clip(np.searchsorted(self.edges, cuts), 1, len(self.counts))
+        near = right - (np.asarray(cuts) - self.edges[right - 1] < self.edges[right] - np.asarray(cuts))
+        at = np.unique(near)
+        below = np.concatenate([[0], np.cumsum(self.counts)])
         return [
-            (float(self.edges[a]), float(self.edges[b]), int(self.counts[a:b].sum()))
-            for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+            (float(self.edges[a]), float(self.edges[b]), int(below[b] - below[a]))
+            for a, b in zip(at[:-1], at[1:], strict=True)
         ]
 
     def _cover(self, low: Any, high: Any) -> None:

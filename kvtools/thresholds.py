@@ -60,16 +60,19 @@ def freq_thresholds(freqs: FrequencyHistogram, percentiles: Sequence[float] = PE
     ]
 
 
-def norm_thresholds(norms: DecimalHistogram, percentiles: Sequence[float] = PERCENTILES) -> list[Threshold]:
-    """Return thresholds of the Euclidean norm, ascending.
+def norm_thresholds(
+    norms: DecimalHistogram, percentiles: Sequence[float] = PERCENTILES, *, norm: Literal["l2", "abs"] = "l2"
+) -> list[Threshold]:
+    """Return thresholds of the Euclidean norm, or of the largest absolute value ("abs"), ascending.
 
     >>> norms = DecimalHistogram()
     >>> norms.add(np.linspace(1, 2, 1000))
     >>> [(one.options, one.policy, one.rows) for one in norm_thresholds(norms, [50])]
     [(('--l2', '1.5'), ('clip-l2 = 1.5',), 500)]
     """
+    option = "--l2" if norm == "l2" else "--max-abs"
     return [
-        Threshold("norm", value, f"{value:g}", ("--l2", repr(value)), (f"clip-l2 = {value!r}",), rows)
+        Threshold("norm", value, f"{value:.9g}", (option, repr(value)), (f"clip-{norm} = {value!r}",), rows)
         for value, rows in norms.thresholds([percentile / 100 for percentile in percentiles])
         if rows < norms.rows
     ]

@@ -34,6 +34,7 @@ Array = npt.NDArray[Any]
 
 _CHUNK_BYTES = 1 << 22
 _COUNTER_ROWS = 1 << 18
+_SMALL = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Detail:
     gets, none if 0.
     """
 
-    percentiles: Sequence[float] = PERCENTILES
+    percentiles: tuple[float, ...] = PERCENTILES
     points: int = 1000
     hot: int = 10
     asked: int = 10
@@ -141,6 +142,8 @@ def survey_table(
 ) -> TableSurvey:
     """Survey one table; see `survey_tables`."""
     schema = table.schema
+    if schema.rows * row_bytes(schema) < _SMALL:  # threads would take longer than what they do
+        workers = 1
     unit = version_unit or schema.version_unit
     norms = row_numbers(schema.rows, memory=memory).view(np.float64)
     starts = np.cumsum([0, *schema.part_rows])
