@@ -189,7 +189,7 @@ def test_the_target_dialect_can_be_chosen(sample_path: Path, tmp_path: Path, cap
         ("merge SRC SRC OUT --on-conflict best", 2, "got --on-conflict 'best'"),
         ("merge SRC SRC OUT --slots all", 2, "got --slots 'all'"),
         ("merge SRC OUT --into x", 1, "such tables cannot be merged"),
-        ("split SRC OUT", 2, "got 0 of --by, --rows and --keys-file, expected one"),
+        ("split SRC OUT", 2, "got 0 of --by, --rows, --keys-file and --where, expected one"),
         ("split SRC OUT --by half", 2, "expected table, part or mod:N"),
         ("split SRC OUT --by mod:0", 2, "expected 1 or more"),
         ("rename SRC OUT", 2, "no name would change"),
