@@ -30,15 +30,20 @@ COMMANDS = {
     "verify": "Check that a checkpoint is sound.",
     "diff": "Compare two checkpoints, of any dialects.",
     "get": "Print the rows of keys.",
+    "sql": "Ask tables in SQL, of one checkpoint or several.",
     "scan": "Print the rows within a range of keys.",
     "top": "Print the rows that come first: hot keys, the largest norms, the oldest.",
     "neighbours": "Print the rows nearest to a key's, or to a vector.",
     "log": "List who came and went in a chain of increments.",
+    "explore": "Look around in tables, on a page with sliders or in a terminal.",
     "report": "Write a page of plots about the tables.",
+    "advise": "Say what would make tables smaller, and what that costs.",
+    "simulate": "Replay a log of ids through the policies of training.",
     "migrate": "Move tables to another dialect.",
     "clip": "Leave out rows that are not worth their memory.",
     "cast": "Change the types of values and keys.",
     "reshard": "Change the number of parts.",
+    "repair": "Mend what verify finds wrong.",
     "merge": "Make one checkpoint of several, or of a chain.",
     "apply": "Put increments into a checkpoint.",
     "split": "Make several checkpoints of one.",
@@ -54,12 +59,13 @@ COMMANDS = {
 
 
 HELD_BACK = frozenset(
-    {"verify", "diff", "report", "migrate", "clip", "cast", "reshard", "merge", "apply", "split", "rename", "export"}
+    {"verify", "diff", "report", "migrate", "clip", "cast", "repair", "reshard", "merge", "apply", "split", "rename"}
+    | {"explore", "export"}
 )
 """Commands whose work is a file or a verdict: they go on to their end, whoever reads what they say of it."""
 
 
-_OF_ROWS = frozenset({"get", "scan", "top"})
+_OF_ROWS = frozenset({"sql", "get", "scan", "top"})
 """Commands that print rows, or write them to a file."""
 
 

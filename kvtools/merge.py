@@ -58,12 +58,12 @@ class Merged:
 
 
 class MergedTable(MaskedTable):
-    """The rows of joined tables that a mask keeps; with `others`, each combined with the rows of its key.
+    """The rows of a table, joined of others, that a mask keeps; with `others`, each combined with the rows of its key.
 
     `others[row]` is another row of the same key, which may have another one in turn; -1 ends the chain.
     """
 
-    def __init__(self, source: JoinedTable, mask: RowMask, *, others: Array | None = None, mean: bool = False) -> None:
+    def __init__(self, source: TableReader, mask: RowMask, *, others: Array | None = None, mean: bool = False) -> None:
         super().__init__(source, mask)
         self._others = others
         self._mean = mean

@@ -133,8 +133,8 @@ def write_tables(
         to: the dialect, or its name.
         beside: the checkpoint whose dense variables are written too, where the dialect holds them.
         parts: how many parts each table gets, or the tables of these names; as many as it has if None.
-        options: what to ask of the writer; `options.force` replaces an output that is there, `options.dry_run` reads and
-            routes every row and writes nothing.
+        options: what to ask of the writer; `options.force` replaces an output that is there, `options.dry_run` reads
+            and routes every row, and writes nothing.
         workers: shards at once; the processors there are if None.
         engine: where the shards run; see `kvtools.engine`.
         progress: called as rows are written.

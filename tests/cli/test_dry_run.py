@@ -33,7 +33,7 @@ RUNS: Mapping[str, str] = {
     "export": "export sample --savedmodel out",
     "repair": "repair sample out",
 }
-"""A command line that writes, for every command that can, in a folder with a checkpoint `sample` and a chain `train`."""
+"""For every command that writes a command line that does, where a checkpoint `sample` and a chain `train` are."""
 
 OTHERS = {
     "cast": "cast sample out --dtype int8 --to savedmodel",
