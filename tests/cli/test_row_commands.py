@@ -403,7 +403,7 @@ def test_tables_in_an_order_and_their_total(path: str, capsys: Capture) -> None:
         assert run(path, f"{command} --sort size") == 2
         assert "got --sort 'size', expected bytes, rows or name" in capsys.readouterr().err
         assert run(path, command) == 0
-        assert "\n3 tables, 120 rows, 5.1 KiB\n" in capsys.readouterr().out
+        assert "\n3 tables, 120 rows, 5.4 KiB\n" in capsys.readouterr().out
         assert run(path, f"{command} --table wide") == 0
         assert "tables, " not in capsys.readouterr().out
 

@@ -33,11 +33,12 @@ def run_json(capsys: Capture, *arguments: object) -> Any:
 def test_clip(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
     status, out, err = run(capsys, "clip", sample_path, tmp_path / "b", "--max-abs", 5, "--min-freq", 8)
     assert (status, err) == (0, "")
-    assert out.splitlines()[:5] == [
+    assert out.splitlines()[:6] == [
         "table      rows  cut  kept  bytes kept  bytes saved  lookups missed",
         "ads/emb      11    7     4       256 B        448 B          42.42%",
         "empty_emb     0    0     0         0 B          0 B",
         "user_emb      5    5     0         0 B        140 B         100.00%",
+        "3 tables, 16 rows, 12 cut, 588 B saved",
         "cut: ads/emb: 4 fail max-abs, 7 fail min-freq; a row may fail several",
     ]
     assert out.endswith(f"wrote {tmp_path / 'b'} (tfplugin)\n") and "nothing left out" not in out
