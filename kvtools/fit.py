@@ -165,6 +165,13 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         if holds.slot_width_is_dim and slot.width != source.dim:
             losses.append(f"slot {slot.name}: it is {slot.width} wide, the dialect's slots are as wide as the value")
             continue
+        if holds.only_slots is not None:
+            if slot in holds.only_slots:
+                slots.append(slot)
+            else:
+                there = ", ".join(f"{one.name} of {one.width} {one.dtype}" for one in holds.only_slots)
+                losses.append(f"slot {slot.name}: the dialect has a place for {there} only")
+            continue
         slot_dtypes = (value_dtype,) if holds.slot_dtype_is_value else holds.slot_dtypes or holds.value_dtypes
         dtype = value_type(slot.dtype, slot_dtypes, f"slot {slot.name}")
         slots.append(SlotSchema(slot.name, slot.width, dtype))

@@ -104,7 +104,16 @@ def _columns(source: Dialect, target: Dialect, types: tuple[str, str]) -> Iterat
     """Yield the columns and arrays beside them that are left out."""
     key, value = types
     holds = source.holds
-    if holds.slots:
+    if holds.only_slots is not None:
+        for slot in holds.only_slots:
+            try:
+                lost = _loses(_table(source, key, value, slots=(slot,)), target)
+            except BadInputError:
+                yield f"{slot.name} (unless `kvtools cast --to-slot-dtype` makes floats of it first)"
+            else:
+                if lost:
+                    yield slot.name
+    elif holds.slots:
         if _loses(_table(source, key, value, slots=(SlotSchema("m", _DIM, value),)), target):
             yield "slots"
         elif not holds.slot_width_is_dim and _loses(
@@ -117,12 +126,12 @@ def _columns(source: Dialect, target: Dialect, types: tuple[str, str]) -> Iterat
     if holds.version_dtypes and not target.holds.version_dtypes:
         yield "versions"
     extras = [name for name in _EXTRAS if holds.extras is None or name in holds.extras]
-    lost = [
+    without = [
         name
         for name in extras
         if _loses(_table(source, key, value, extras=(ExtraSchema(name, value, (5, _DIM)),)), target)
     ]
-    yield from (name.replace("_", " ") for name in lost)
+    yield from (name.replace("_", " ") for name in without)
     if (holds.metadata is None or "initializer" in holds.metadata) and _loses(
         _table(source, key, value, metadata={"initializer": {}}), target
     ):
@@ -132,7 +141,11 @@ def _columns(source: Dialect, target: Dialect, types: tuple[str, str]) -> Iterat
 def _slot_inits(source: Dialect, target: Dialect, types: tuple[str, str]) -> Iterator[str]:
     """Yield the ways in which slots of new rows may begin that are left out."""
     holds = source.holds
-    if not target.holds.slots or not (holds.metadata is None or "slots" in holds.metadata):
+    if (
+        source.holds.only_slots is not None
+        or not target.holds.slots
+        or not (holds.metadata is None or "slots" in holds.metadata)
+    ):
         return
 
     def lost(**init: Any) -> bool:
@@ -235,6 +248,8 @@ def _holds_line(dialect: Dialect) -> str:
     slots = "-"
     if holds.slots:
         slots = "as wide as the value" if holds.slot_width_is_dim else "any width"
+    if holds.only_slots is not None:
+        slots = ", ".join(slot.name for slot in holds.only_slots)
     units = _UNITS if holds.version_units is None else holds.version_units
     versions = f"{_listed(holds.version_dtypes)} ({', '.join(units)})" if holds.version_dtypes else "-"
     parts = "-"

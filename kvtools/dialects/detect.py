@@ -30,6 +30,9 @@ _MODULES = (
     "arrow",
     "npz",
     "safetensors",
+    "huggingface",
+    "torch",
+    "hugectr",
     "tfra_redis",
     "redis",
     "tensorflow",
@@ -47,6 +50,8 @@ _BY_SUFFIX = {
     ".parq": "parquet",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".pt": "torch",
+    ".pth": "torch",
     ".safetensors": "safetensors",
 }
 _BY_URL = ("tfra_redis", "redis")
@@ -119,7 +124,7 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
         kvtools.errors.BadInputError: looking for a checkpoint at 'no/such/model.ckpt': ...
     """
     options = options or OpenOptions()
-    source = Source(os.fspath(path))
+    source = Source(os.fspath(path), salvage=options.salvage)
     if not source.is_url and is_chain(source.path):
         folded: Checkpoint = importlib.import_module("kvtools.chain_fold").open_chain(source.path, options)
         return folded

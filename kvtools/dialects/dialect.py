@@ -12,16 +12,20 @@ from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.location import Location, locate
 from kvtools.dialects.options import OpenOptions
-from kvtools.dialects.schema import TableSchema, VersionUnit
+from kvtools.dialects.schema import SlotSchema, TableSchema, VersionUnit
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
 from kvtools.errors import BadInputError
 
 
 class Source:
-    """What a user named: a path, or a URL such as `redis://localhost/0`; looked at no more than asked for."""
+    """What a user named: a path, or a URL such as `redis://localhost/0`; looked at no more than asked for.
 
-    def __init__(self, text: str) -> None:
+    With `salvage` data files may be missing or cut: what lay there is an error when it is read.
+    """
+
+    def __init__(self, text: str, *, salvage: bool = False) -> None:
         self.text = text
+        self.salvage = salvage
         self.path = Path(text)
         self.is_url = "://" in text
 
@@ -46,7 +50,7 @@ class Source:
     @cached_property
     def bundle(self) -> Bundle | None:
         """The opened TensorFlow bundle, or None if there is none; raises `BadInputError` if it is damaged."""
-        return None if self.location is None else Bundle(self.location.prefix)
+        return None if self.location is None else Bundle(self.location.prefix, salvage=self.salvage)
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class Holds:
     `partition` is the rule by which its parts own keys, or a function that chooses it for a source's schema; None
     where any row may stand in any part. `many_parts` is False where a table is always one part. `empty_dim` is False
     where only rows tell how wide a row is. `extras` and `metadata` are None where any can be held. `slot_inits` is how
-    slots of new rows may begin, of what "slots" of the metadata describes (`docs/checkpoint-layout.md`).
+    slots of new rows may begin, of what "slots" of the metadata describes (`docs/checkpoint-layout.md`). `only_slots`
+    are all the slots that there can be, where a dialect has a place for some only.
     `status_tables` says that frequencies and versions are tables of their own there: where the source has such tables,
     of the names that `kvtools.status_names.status_table` gives, those are meant, and other counters are left out.
     """
@@ -67,6 +72,7 @@ class Holds:
     value_dtypes: tuple[str, ...]
     slots: bool = True
     slot_dtypes: tuple[str, ...] | None = None
+    only_slots: tuple[SlotSchema, ...] | None = None
     slot_width_is_dim: bool = False
     slot_dtype_is_value: bool = False
     freq_dtypes: tuple[str, ...] = ()

@@ -5,7 +5,8 @@ What kvtools writes: `<table>.keys`, `<table>.values`, `<table>.freqs`, `<table>
 
     {"format": 1, "tables": [{..., "columns": {"keys": "ads/emb.keys", "values": "ads/emb.values"}}]}
 
-where the other fields are those of `table_record.py`.
+where the other fields are those of `table_record.py`. Keys that are the row numbers 0, 1, ... need no column: their
+name is null.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Holds
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import OpenOptions
-from kvtools.dialects.schema import TableSchema, VariableSchema, numpy_dtype, row_bytes
+from kvtools.dialects.schema import SlotSchema, TableSchema, VariableSchema, numpy_dtype, row_bytes
 from kvtools.dialects.table_record import (
     COUNTER_DTYPES,
     KEY_DTYPES,
@@ -51,6 +52,8 @@ HOLDS = Holds(
     metadata=None,
 )
 """What tables of named columns hold: everything, in one part."""
+HOLDS_WITH_VARIABLES = dataclasses.replace(HOLDS, variables=True)
+"""The same where other arrays stand beside them."""
 
 _KINDS = {
     "keys": ("keys", "key", "ids", "id", "indices"),
@@ -153,9 +156,16 @@ def column_shapes(schema: TableSchema) -> dict[str, tuple[str, tuple[int, ...]]]
     return shapes
 
 
-def describe_tables(schemas: Sequence[TableSchema], **others: Any) -> str:
-    """Return the description of all tables, and what else the container wants to say, in ASCII."""
-    tables = [{**json.loads(table_json(schema)), "columns": column_names(schema)} for schema in schemas]
+def describe_tables(
+    schemas: Sequence[TableSchema],
+    names: Callable[[TableSchema], Mapping[str, str | None]] = column_names,
+    **others: Any,
+) -> str:
+    """Return the description of all tables, and what else the container wants to say, in ASCII.
+
+    `names` says what a table's columns are called; keys that are called None are the row numbers.
+    """
+    tables = [{**json.loads(table_json(schema)), "columns": names(schema)} for schema in schemas]
     return json.dumps({"format": FORMAT, "tables": tables, **others}, separators=(",", ":"))
 
 
@@ -208,10 +218,19 @@ def described_tables(
     return tables, broken
 
 
+def names_in(records: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the names of all arrays that a description says are columns."""
+    columns = [record.get("columns") for record in records]
+    return {name for names in columns if isinstance(names, dict) for name in names.values() if isinstance(name, str)}
+
+
 def _described(schema: TableSchema, names: Any, columns: Mapping[str, Column], doing: str) -> ColumnTable:
     found: dict[str, Column] = {}
     for place, (dtype, shape) in column_shapes(schema).items():
-        name = names.get(place) if isinstance(names, dict) else None
+        name = names.get(place, "") if isinstance(names, dict) else ""
+        if place == "keys" and name is None and dtype == "int64":
+            found[place] = RowNumbers(schema.rows)
+            continue
         if not isinstance(name, str) or name not in columns:
             raise CorruptFileError(f"{doing}: there is no array {name!r} for its {place}; write it again")
         column = columns[name]
@@ -235,12 +254,18 @@ def _described(schema: TableSchema, names: Any, columns: Mapping[str, Column], d
     return ColumnTable(schema, [part], extras=extras)
 
 
-def inferred_tables(columns: Mapping[str, Column], container: Container) -> tuple[dict[str, TableReader], set[str]]:
+def inferred_tables(
+    columns: Mapping[str, Column],
+    container: Container,
+    matrices: Callable[[Collection[str]], Sequence[str]] = list,
+    slots: Mapping[str, Mapping[str, Column]] | None = None,
+) -> tuple[dict[str, TableReader], set[str]]:
     """Return the tables that a stranger's arrays seem to be, and the names of the arrays that they are made of.
 
     Arrays that are called `keys` and `values`, or `<table>.keys` and `<table>.values`, make a table; so do `ids`,
     `weights`, `embeddings` and the like. Where there are none, each matrix of numbers is a table whose keys are its
-    row numbers. The notes of a table say what was taken for what.
+    row numbers, or those that `matrices` chooses by name; `slots` are the optimizer slots of such. The notes of a table
+    say what was taken for what.
 
     Raises:
         BadInputError: arrays that are called so and are no keys and rows; or no array that could be a table.
@@ -257,13 +282,18 @@ def inferred_tables(columns: Mapping[str, Column], container: Container) -> tupl
         if {"keys", "values"} <= names.keys():
             tables[table] = _inferred(table, names, columns, container, used)
     if not tables:
-        for name, column in columns.items():
-            if len(column.row_shape) == 1 and column.row_shape[0] > 0 and column.dtype.name in VALUE_DTYPES:
-                note = f"the keys are the row numbers of array '{name}': it has no keys beside it"
-                part = Part(column.rows, RowNumbers(column.rows), column)
-                tables[name] = _table(name, part, (note,), container)
-                used.add(name)
+        for name in matrices([name for name, column in columns.items() if is_matrix(column)]):
+            column = columns[name]
+            note = f"the keys are the row numbers of array '{name}': it has no keys beside it"
+            part = Part(column.rows, RowNumbers(column.rows), column, (slots or {}).get(name, {}))
+            tables[name] = _table(name, part, (note,), container)
+            used.add(name)
     return tables, used
+
+
+def is_matrix(column: Column) -> bool:
+    """Tell whether a column could be the values of a table: rows of numbers."""
+    return len(column.row_shape) == 1 and column.row_shape[0] > 0 and column.dtype.name in VALUE_DTYPES
 
 
 def _inferred(
@@ -313,6 +343,7 @@ def _table(name: str, part: Part, notes: tuple[str, ...], container: Container) 
         value_dtype=part.values.dtype.name,
         dim=part.values.row_shape[0],
         part_rows=(part.rows,),
+        slots=tuple(SlotSchema(slot, rows.row_shape[0], rows.dtype.name) for slot, rows in part.slots.items()),
         freq_dtype=None if part.freqs is None else part.freqs.dtype.name,
         version_dtype=None if part.versions is None else part.versions.dtype.name,
         checksums=container.checksums,

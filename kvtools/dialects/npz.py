@@ -8,24 +8,19 @@ APPNOTE.TXT, 6.3.10.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import math
-import os
-import struct
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvtools.dialects.bundle.checksum import ZIP, combine
-from kvtools.dialects.bundle.writer import Region, write_fully
+from kvtools.dialects.bundle.writer import Region
 from kvtools.dialects.bundle_output import plain_columns
 from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.column import CheckedColumn, Column
@@ -48,6 +43,7 @@ from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.raw_output import RawTableWriter, crc32
 from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
+from kvtools.dialects.zip_archive import Archive, Member, data_offset, zip_errors
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
 
 NAME = "npz"
@@ -55,12 +51,6 @@ DESCRIPTION = "kvtools"
 
 _SUFFIX = ".npy"
 _MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-_CENTRAL_HEADER = struct.Struct("<4s6H3I5H2I")
-_ALIGNMENT = 64
-_ALIGNMENT_EXTRA = 0xD935  # the id under which Android's zipalign pads
-_UTF8 = 0x800
-_DOS_EPOCH = 0x21  # 1980-01-01: two runs write the same bytes
 _NPY_HEADER_LIMIT = 10_000
 _PIECE = 1 << 20
 
@@ -81,7 +71,7 @@ class CompressedColumn:
     def chunks(self, chunk_rows: int, *, verify: bool = True) -> Iterator[Array]:
         """Yield all rows in order; the CRC-32 is checked in any case, as the last row goes by."""
         doing = f"reading array '{self.name}'"
-        with _zip_errors(doing), self._archive.open(self._info) as file:
+        with zip_errors(doing), self._archive.open(self._info) as file:
             file.read(self._header)
             for start in range(0, self.rows, chunk_rows):
                 chunk = np.empty((min(chunk_rows, self.rows - start), *self.row_shape), self.dtype)
@@ -142,7 +132,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     """
     path = source.path
     doing = f"opening '{path}'"
-    with _zip_errors(doing):
+    with zip_errors(doing):
         archive = zipfile.ZipFile(path)  # its columns read from it as long as they live
     columns: dict[str, Column] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -185,7 +175,7 @@ def _open_array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
     doing = f"opening array '{info.filename}' of '{path}'"
     if info.flag_bits & 1:
         raise BadInputError(f"{doing}: it is encrypted, expected a plain archive; unpack it and save it again")
-    with _zip_errors(doing), archive.open(info) as file:
+    with zip_errors(doing), archive.open(info) as file:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):
             raise BadInputError(f"{doing}: its npy format is {version}, expected (1, 0) or (2, 0); save it again")
@@ -206,7 +196,7 @@ def _open_array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
         )
     column: Column
     if info.compress_type == zipfile.ZIP_STORED:
-        offset = _data_offset(path, info, doing)
+        offset = data_offset(path, info, doing)
         with path.open("rb") as raw:
             raw.seek(offset)
             head = raw.read(header)
@@ -233,129 +223,11 @@ def _as_native(stored: Array, dtype: np.dtype[Any]) -> Array:
     return stored.astype(dtype)
 
 
-def _data_offset(path: Path, info: zipfile.ZipInfo, doing: str) -> int:
-    with path.open("rb") as file:
-        file.seek(info.header_offset)
-        fields = file.read(_LOCAL_HEADER.size)
-    if len(fields) < _LOCAL_HEADER.size:
-        raise CorruptFileError(f"{doing}: its header lies past the end of the file; the archive is truncated")
-    *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(fields)
-    return info.header_offset + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
-
-
 def _description(column: Column, doing: str) -> bytes:
     if column.dtype.kind != "S" or column.rows != 1 or column.row_shape:
         raise CorruptFileError(f"{doing}: array '{DESCRIPTION}' is {column.dtype}, expected one text; write it again")
     (text,) = column.chunks(1)
     return bytes(text.reshape(-1)[0])
-
-
-@contextlib.contextmanager
-def _zip_errors(doing: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise BadInputError(f"{doing}: {error.strerror or error}") from error
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        ValueError,
-        RuntimeError,
-        NotImplementedError,
-        OverflowError,
-        SyntaxError,
-        tokenize.TokenError,
-        struct.error,
-    ) as error:
-        reason = str(error)[:200]  # some hold the bytes of a header
-        raise CorruptFileError(f"{doing}: {reason}; the archive is damaged, copy it again from its source") from error
-
-
-@dataclass(frozen=True)
-class _Member:
-    """A member of an archive being written: where its header and its data begin."""
-
-    name: bytes
-    method: int
-    offset: int
-    data: int
-    size: int
-    packed_size: int
-
-    def local_header(self, crc: int) -> bytes:
-        """Return what stands before the data, padded so that they begin where they do."""
-        sizes = struct.pack("<2H2Q", 1, 16, self.size, self.packed_size)
-        padding = self.data - self.offset - _LOCAL_HEADER.size - len(self.name) - len(sizes) - 4
-        extra = sizes + struct.pack("<2H", _ALIGNMENT_EXTRA, padding) + bytes(padding)
-        common = (45, _UTF8, self.method, 0, _DOS_EPOCH, crc, 0xFFFFFFFF, 0xFFFFFFFF, len(self.name), len(extra))
-        return _LOCAL_HEADER.pack(b"PK\x03\x04", *common) + self.name + extra
-
-    def central_header(self, crc: int) -> bytes:
-        """Return the member's entry in the archive's directory."""
-        extra = struct.pack("<2H3Q", 1, 24, self.size, self.packed_size, self.offset)
-        common = (45, _UTF8, self.method, 0, _DOS_EPOCH, crc, 0xFFFFFFFF, 0xFFFFFFFF, len(self.name), len(extra))
-        made_by, rest = 3 << 8 | 45, (0, 0, 0, 0o644 << 16, 0xFFFFFFFF)
-        return _CENTRAL_HEADER.pack(b"PK\x01\x02", made_by, *common, *rest) + self.name + extra
-
-
-class _Archive:
-    """A zip file being written: members one after the other, each with zip64 sizes."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._end = 0
-        self._directory: list[bytes] = []
-        self._names: set[str] = set()
-
-    def claim(self, name: str) -> None:
-        """Take the name of an array; raises `BadInputError` if it is taken or cannot be one."""
-        if name in self._names:
-            raise BadInputError(f"writing '{self.path.name}': two arrays would be called '{name}'; rename a table")
-        if len(_member_name(name)) > 0xFFFF:
-            raise BadInputError(
-                f"writing '{self.path.name}': array name '{name[:40]}...' is too long; rename the table"
-            )
-        self._names.add(name)
-
-    def begin(self, name: str, method: int, size: int, packed_size: int) -> _Member:
-        """Make room for a member whose name was claimed; its data begin at a multiple of 64."""
-        encoded = _member_name(name)
-        data = self._end + _LOCAL_HEADER.size + len(encoded) + 20 + 4
-        data += -data % _ALIGNMENT
-        member = _Member(encoded, method, self._end, data, size, packed_size)
-        self._end = data + packed_size
-        os.ftruncate(self._file, self._end)
-        return member
-
-    def end(self, member: _Member, crc: int) -> None:
-        """Write a member's header, its checksum being known."""
-        self.write(member.local_header(crc), member.offset)
-        self._directory.append(member.central_header(crc))
-
-    def write(self, data: bytes, offset: int) -> None:
-        """Write bytes of a member's data."""
-        write_fully(self._file, np.frombuffer(data, np.uint8), offset)
-
-    def close(self) -> None:
-        """Write the directory."""
-        directory, count = b"".join(self._directory), len(self._directory)
-        sized = (count, count, len(directory), self._end)
-        end = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 3 << 8 | 45, 45, 0, 0, *sized)
-        end += struct.pack("<4sIQI", b"PK\x06\x07", 0, self._end + len(directory), 1)
-        end += struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-        self.write(directory + end, self._end)
-        os.fsync(self._file)
-        os.close(self._file)
-
-    def abort(self) -> None:
-        """Close the file as it is."""
-        os.close(self._file)
-
-
-def _member_name(name: str) -> bytes:
-    return (name + _SUFFIX).encode("utf-8", "replace")
 
 
 def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
@@ -370,9 +242,9 @@ def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 class _StoredTable(RawTableWriter):
     """A table whose arrays are stored as they are."""
 
-    def __init__(self, archive: _Archive, schema: TableSchema) -> None:
+    def __init__(self, archive: Archive, schema: TableSchema) -> None:
         self._archive = archive
-        self._headers: dict[str, tuple[_Member, bytes]] = {}
+        self._headers: dict[str, tuple[Member, bytes]] = {}
         regions = {}
         names = column_names(schema)
         for name in names.values():
@@ -412,7 +284,7 @@ class _Deflater:
         self.size += len(data)
         self.packed_size += self._file.write(self._compressor.compress(data))
 
-    def move_to(self, archive: _Archive, name: str) -> None:
+    def move_to(self, archive: Archive, name: str) -> None:
         """Append what was compressed to the archive, and remove the file."""
         self.packed_size += self._file.write(self._compressor.flush())
         member = archive.begin(name, zipfile.ZIP_DEFLATED, self.size, self.packed_size)
@@ -441,7 +313,7 @@ class _DeflatedShard(ShardWriter):
 class _DeflatedTable(TableWriter):
     """A table whose arrays are compressed: each to a file beside the archive, and appended to it at the end."""
 
-    def __init__(self, archive: _Archive, schema: TableSchema, level: int) -> None:
+    def __init__(self, archive: Archive, schema: TableSchema, level: int) -> None:
         self._archive = archive
         self._schema = schema
         self._names = column_names(schema)
@@ -485,7 +357,7 @@ class Writer(CheckpointWriter):
         if level is not None and (compression == "none" or not 0 <= level <= 9):
             raise UsageError(f"writing {NAME}: got --compression-level {level}, expected 0 to 9, with deflate")
         self._level = None if compression == "none" else 6 if level is None else level
-        self._archive = _Archive(Path(staging))
+        self._archive = Archive(Path(staging), _SUFFIX)
         self._archive.claim(DESCRIPTION)
         self._schemas: list[TableSchema] = []
 

@@ -41,7 +41,9 @@ class RawShard(ShardWriter):
     def write(self, part: int, start: int, chunk: Chunk) -> None:
         """Write a chunk; see `ShardWriter.write`."""
         for column, rows in plain_columns(chunk).items():
-            region = self._regions[column]
+            region = self._regions.get(column)
+            if region is None:
+                continue  # keys that are the row numbers
             if region.path not in self._writers:
                 self._writers[region.path] = RegionWriter(region.path, _CHECKSUMS[self._polynomial])
             self._writers[region.path].write(region, start, rows)
