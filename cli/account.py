@@ -8,6 +8,7 @@ from typing import Any
 
 from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
+from kvtools.cli.terminal import prose
 from kvtools.migrate import Account
 
 
@@ -42,7 +43,7 @@ def print_account(account: Account, *, as_json: bool, planned: bool = False, who
     if account.variables:
         print(f"{account.variables} dense variable{'s' if account.variables > 1 else ''}")
     for loss in account.losses:
-        print(f"{left_out}: {loss}")
+        print(prose(f"{left_out}: {loss}"))
     for kind, lines in (
         (left_out, [(line, table.name) for table in account.tables for line in table.losses]),
         ("changed", [(line, table.name) for table in account.tables for line in table.changes]),
@@ -59,4 +60,4 @@ def print_of_tables(kind: str, lines: Sequence[tuple[str, str]], tables: int) ->
     for line in dict.fromkeys(line for line, _ in lines):
         names = [shown(name) for said, name in lines if said == line]
         whose = "all tables" if len(names) == tables > 1 else ", ".join(names)
-        print(f"{kind}: {whose}: {line}")
+        print(prose(f"{kind}: {whose}: {line}"))

@@ -38,7 +38,7 @@ def run(
     Examples:
       kvtools apply train/ckpt-4 train/ckpt-5.delta train/ckpt-6.delta model.ckpt
       kvtools apply monday.ckpt tuesday.delta tuesday.ckpt
-      kvtools apply model.ckpt-100 .incremental_checkpoint/incr.ckpt-110 model.ckpt-110
+      kvtools apply full.ckpt-100 .incremental_checkpoint/incr.ckpt-110 full.ckpt-110
     """
     if len(paths) < 3:
         raise UsageError(

@@ -19,6 +19,7 @@ from kvtools.cli.progress import progress_bar
 from kvtools.cli.rounding import print_roundings
 from kvtools.clip_policy import read_policy
 from kvtools.errors import UsageError
+from kvtools.field_names import field_of
 from kvtools.narrow_rows import cosine_warning
 
 
@@ -113,7 +114,7 @@ def run(
             if slot_costs:
                 _print_costs(slot_costs)
         of_tables = {name: dataclasses.asdict(loss) for name, loss in losses.items()}
-        of_slots = {name: [dataclasses.asdict(cost) for cost in costs] for name, costs in slot_costs.items()}
+        of_slots = {name: _described(costs) for name, costs in slot_costs.items()}
         whole = not told.get("clipped")
         told |= {"roundings": of_tables, "casts": of_slots}
         print_account(account, as_json=as_json, planned=output.dry_run, whole=whole, **told)
@@ -133,15 +134,19 @@ def run(
         )
     if not as_json and any(costs.values()):
         _print_costs(costs)
-    described = {name: [dataclasses.asdict(cost) for cost in costs[name]] for name in costs}
+    described = {name: _described(costs[name]) for name in costs}
     print_account(account, as_json=as_json, planned=output.dry_run, casts=described)
+
+
+def _described(costs: Sequence[ColumnCost]) -> list[dict[str, Any]]:
+    return [{**dataclasses.asdict(cost), "column": field_of(cost.column)} for cost in costs]
 
 
 def _print_costs(costs: Mapping[str, Sequence[ColumnCost]]) -> None:
     rows = [
         [
             shown(name),
-            shown(cost.column),
+            shown(field_of(cost.column)),
             f"{cost.was} to {cost.became}",
             f"{cost.max_error:.3g}",
             f"{cost.overflowed:,}",

@@ -67,6 +67,7 @@ def run(
       kvtools clip model.ckpt-100 out/model.ckpt-100 --older-than 30d --table user_emb
       kvtools clip model.ckpt-100 small.ckpt-100 --top-k 1000000 --by freq
       kvtools clip model.ckpt-100 small.ckpt-100 --budget 2GiB
+      kvtools clip model.ckpt-100 small.ckpt-100 --drop-where 'freq < 3 and norm < 0.01'
       kvtools clip model.ckpt-100 small.ckpt-100 --policy thresholds.toml
       cut -f1 banned.tsv | kvtools clip model.ckpt-100 model.ckpt-100 --drop-keys-file - --force
     """

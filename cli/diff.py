@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,8 +28,10 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose
 from kvtools.diff import CheckpointDiff, ColumnDiff, compare_checkpoints
 from kvtools.errors import UsageError
+from kvtools.field_names import field_of
 from kvtools.json_numbers import json_ready
 
 _NAMES_SHOWN = 10
@@ -86,7 +88,7 @@ def run(
       kvtools diff model.ckpt-100 tables.h5
       kvtools diff monday.ckpt tuesday.ckpt --output delta tuesday.delta
       kvtools diff train tuesday.ckpt --output delta train/ckpt-18.delta
-      kvtools diff old.ckpt new.ckpt --table user=towers/user --rtol 1e-3
+      kvtools diff model.ckpt-100 renamed.ckpt --table user_emb=towers/user --rtol 1e-3
     """
     if top < 0:
         raise UsageError(f"comparing checkpoints: got --top {top}, expected 0 or more")
@@ -117,7 +119,7 @@ def run(
             progress=progress,
         )
     if as_json:
-        print(dumps(json_ready({**dataclasses.asdict(diff), "same": diff.same})))
+        print(dumps(json_ready(_described(diff))))
     else:
         _print(diff)
     if not (diff.same or exit_zero):
@@ -142,7 +144,7 @@ def _write_delta(a: str, b: str, out: str, output: Output, as_json: bool) -> Non
             for one in changes
         ]
         print(columns(header, lines, right=frozenset({1, 2, 3, 4})))
-        print(f"increment {record.sequence} after {record.sequence - 1}, of chain {record.chain}\n")
+        print(prose(f"increment {record.sequence} after {record.sequence - 1}, of chain {record.chain}") + "\n")
     print_account(
         account,
         as_json=as_json,
@@ -151,6 +153,17 @@ def _write_delta(a: str, b: str, out: str, output: Output, as_json: bool) -> Non
         chain=record.chain,
         changes=[dataclasses.asdict(one) for one in changes],
     )
+
+
+def _described(diff: CheckpointDiff) -> dict[str, Any]:
+    """Return a comparison as it stands in JSON."""
+    record = {**dataclasses.asdict(diff), "same": diff.same}
+    for table in record["tables"]:
+        columns_of = {field_of(name): column for name, column in table["columns"].items()}
+        table["columns"] = {name: {**column, "name": name} for name, column in columns_of.items()}
+        for where in ("only_in_a", "only_in_b"):
+            table[where] = [field_of(name) for name in table[where]]
+    return record
 
 
 def _print(diff: CheckpointDiff) -> None:
@@ -175,11 +188,11 @@ def _print(diff: CheckpointDiff) -> None:
     ]
     if lines:
         print()
-        print("\n".join(lines))
+        print("\n".join(map(prose, lines)))
     print()
     if diff.same:
         rows = sum(table.rows_a for table in diff.tables)
-        print(f"the same: {len(diff.tables)} tables, {rows:,} rows, {len(diff.variables)} dense variables")
+        print(prose(f"the same: {len(diff.tables)} tables, {rows:,} rows, {len(diff.variables)} dense variables"))
     else:
         print("different")
 
@@ -205,7 +218,7 @@ def _print_changes(diff: CheckpointDiff) -> None:
     header = ["changed", "rows", "max", "mean", "L2", "relative", "non-finite"]
     right = frozenset(range(1, 7))
     rows = [
-        [shown(f"{t.name_a} {name.replace('slot:', 'slot ')}"), *_numbers(column)]
+        [shown(f"{t.name_a} {field_of(name)}"), *_numbers(column)]
         for t in diff.tables
         for name, column in t.columns.items()
         if column.changed

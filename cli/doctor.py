@@ -10,10 +10,12 @@ import typer
 
 from kvtools.cli.json_text import dumps
 from kvtools.cli.options import AsJson
+from kvtools.cli.terminal import styled
 from kvtools.doctor import SECTIONS, Check, diagnose
 from kvtools.errors import CheckFailedError, UsageError
 
 _MARKS = {"ok": " ok ", "note": "note", "warning": "WARN", "error": "FAIL"}
+_STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red"}
 
 
 def run(
@@ -58,7 +60,8 @@ def _print(section: str, checks: list[Check], *, first: bool) -> None:
     print(section)
     width = max(len(check.name) for check in checks)
     for check in checks:
-        print(f"  [{_MARKS[check.status]}] {check.name.ljust(width)}  {check.value}")
+        mark = styled(_MARKS[check.status], _STYLES[check.status])
+        print(f"  [{mark}] {check.name.ljust(width)}  {check.value}")
         if check.advice:
             for line in textwrap.wrap(check.advice, 90, break_long_words=False, break_on_hyphens=False):
                 print(f"         {' ' * width} -> {line}")

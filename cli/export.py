@@ -39,6 +39,7 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.rounding import print_roundings
+from kvtools.cli.terminal import prose
 from kvtools.cli.versions import Keep, NextVersion, OldVersions, version_output
 from kvtools.clip import Choice
 from kvtools.clip_policy import BudgetOrder, budget_order
@@ -323,9 +324,9 @@ def _export_model(
         print(dumps({**record, "tables": of_tables, "left_out": model.left_out, **compared}))
     else:
         for one in model.checks:
-            print(f"checked: {one.signature}: {_told(one, model.tables, model.not_compared)}")
+            print(prose(f"checked: {one.signature}: {_told(one, model.tables, model.not_compared)}"))
         for name in model.not_compared:
-            print(f"not compared: table '{name}': no answer came from a row of it")
+            print(prose(f"not compared: table '{name}': no answer came from a row of it"))
         _print_exports(old, model.tables, model.left_out, order, warm)
 
 
@@ -468,12 +469,12 @@ def _print_exports(
         print()
     print_roundings([(export.name, export.value_dtype, export.rounding) for export in exports if export.rounding])
     for line in variables:
-        print(f"left out: {line}")
+        print(prose(f"left out: {line}"))
     print_of_tables("left out", [(line, export.name) for export in exports for line in export.left_out], len(exports))
     print_of_tables("note", [(line, export.name) for export in exports for line in export.notes], len(exports))
     if warm is not None:
         print(f"warm-up: {warm.requests:,} requests")
         for line in warm.notes:
-            print(f"note: {line}")
+            print(prose(f"note: {line}"))
     print(f"wrote {old.output}")
     old.print_removed()

@@ -6,7 +6,8 @@ is, by the first of these that suffices:
 1. words of a header go below one another;
 2. a column that says the same in every row is said once, below the table;
 3. cells of text (never of numbers) go on in a further line, after a space, a `/` or a `_`, in three lines at most;
-4. each row becomes a block of lines, one for each column.
+4. of more than two rows, columns that can be spared are left out, and named below the table;
+5. each row becomes a block of lines, one for each column.
 """
 
 from __future__ import annotations
@@ -19,13 +20,26 @@ from kvtools.cli import terminal
 
 _GAP = 2
 _MOST_LINES = 3
+_FEW = 2
 _BREAKS = re.compile(r"[^ /_]*[ /_]+|[^ /_]+")
 
 _Lines = list[str]
 
 
-def columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> str:
-    """Align `rows` under `header`; the columns numbered in `right` are aligned to the right, and are never broken.
+def columns(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: frozenset[int] = frozenset(),
+    spare: Sequence[int] = (),
+) -> str:
+    """Align `rows` under `header`.
+
+    Args:
+        header: a name for each column.
+        rows: a text for each column.
+        right: the columns that are aligned to the right, and never broken: numbers.
+        spare: columns that many rows are told without where the terminal is narrow, the first one first.
 
     >>> print(columns(["table", "rows"], [["emb", "10"], ["user", "7"]], right=frozenset({1})))
     table  rows
@@ -48,16 +62,27 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: froz
                 break
             shown_columns.remove(i)
             once.append(i)
-    said = ", ".join(f"{header[i] or '?'} {rows[0][i]}" for i in sorted(once) if rows[0][i])
+    said = "; ".join(f"{header[i] or '?'} {rows[0][i]}" for i in sorted(once) if rows[0][i])
     below = f"\n{terminal.prose(f'all: {said}')}" if said else ""
     widths = _fitted(header, rows, shown_columns, narrowest, right, room)
+    if widths is None and len(rows) > _FEW:
+        kept = list(shown_columns)
+        left = [i for i in spare if i in kept]
+        for number, i in enumerate(left, 1):
+            kept.remove(i)
+            widths = _fitted(header, rows, kept, narrowest, right, room)
+            if widths is not None:
+                shown_columns = kept
+                names = ", ".join(header[i] for i in sorted(left[:number]))
+                below += f"\n{terminal.prose(f'not shown: {names}; a wider terminal, a pipe and --json have them')}"
+                break
     if widths is None:
         return _blocks(header, rows, shown_columns, room) + below
     heads = [_wrapped(header[i], widths[at]) for at, i in enumerate(shown_columns)]
     cells = [
         [[row[i]] if i in right else _wrapped(row[i], widths[at]) for at, i in enumerate(shown_columns)] for row in rows
     ]
-    return _table(heads, cells, widths, frozenset(shown_columns.index(i) for i in right - set(once))) + below
+    return _table(heads, cells, widths, frozenset(shown_columns.index(i) for i in right & set(shown_columns))) + below
 
 
 def _fitted(

@@ -30,10 +30,12 @@ COMMANDS = {
     "verify": "Check that a checkpoint is sound.",
     "diff": "Compare two checkpoints, of any dialects.",
     "get": "Print the rows of keys.",
+    "sql": "Ask tables in SQL, of one checkpoint or several.",
     "scan": "Print the rows within a range of keys.",
     "top": "Print the rows that come first: hot keys, the largest norms, the oldest.",
     "neighbours": "Print the rows nearest to a key's, or to a vector.",
     "log": "List who came and went in a chain of increments.",
+    "explore": "Look around in tables, on a page with sliders or in a terminal.",
     "report": "Write a page of plots about the tables.",
     "advise": "Say what would make tables smaller, and what that costs.",
     "simulate": "Replay a log of ids through the policies of training.",
@@ -51,22 +53,24 @@ COMMANDS = {
     "follow": "Keep tables in Redis as new as a chain of checkpoints.",
     "doctor": "Look at this environment, and say what to do about what is missing.",
     "setup-horovod": "Build and install Horovod, for training on several ranks.",
+    "completion": "Let bash, zsh or fish complete commands, options and tables.",
+    "man": "Show the manual page of a command, or write those of all.",
 }
 
 
 HELD_BACK = frozenset(
     {"verify", "diff", "report", "migrate", "clip", "cast", "repair", "reshard", "merge", "apply", "split", "rename"}
-    | {"export"}
+    | {"explore", "export"}
 )
 """Commands whose work is a file or a verdict: they go on to their end, whoever reads what they say of it."""
 
 
-_OF_ROWS = frozenset({"get", "scan", "top"})
+_OF_ROWS = frozenset({"sql", "get", "scan", "top"})
 """Commands that print rows, or write them to a file."""
 
 
-def build_app(requested: str | None) -> typer.Typer:
-    """Make the command line: the command `requested` with its module, the others as mere names."""
+def build_app(*requested: str) -> typer.Typer:
+    """Make the command line: the commands `requested` with their modules, the others as mere names."""
     app = typer.Typer(
         name="kvtools",
         add_completion=False,
@@ -77,7 +81,7 @@ def build_app(requested: str | None) -> typer.Typer:
     app.callback()(_kvtools)
     for name, summary in COMMANDS.items():
         command: Callable[..., None] = _not_loaded
-        if name == requested:
+        if name in requested:
             command = with_shared_options(with_single_options(importlib.import_module(_module(name)).run))
         app.command(name, short_help=summary)(command)
     return app
@@ -94,7 +98,7 @@ def _run(arguments: list[str]) -> int:
     requested = command_of(arguments)
     status = 0
     try:
-        app = build_app(requested if requested in COMMANDS else None)
+        app = build_app(*([requested] if requested in COMMANDS else []))
         if not arguments:
             return _tell_usage(app)
         arguments = _prepared(arguments, requested)

@@ -80,9 +80,9 @@ def run(
       kvtools merge train model.ckpt
       kvtools merge train model.ckpt --until 17
       kvtools merge rank0.ckpt rank1.ckpt rank2.ckpt whole.ckpt --on-conflict error
-      kvtools merge full.ckpt-100 incr.ckpt-110 incr.ckpt-120 full.ckpt-120
+      kvtools merge full.ckpt-100 .incremental_checkpoint/incr.ckpt-110 full.ckpt-110
       kvtools merge a.ckpt b.ckpt mean.ckpt --on-conflict mean --slots common
-      kvtools merge model.ckpt-100 out.ckpt --into emb --table emb_old --table emb_new
+      kvtools merge towers.ckpt out.ckpt --into user --table user_old --table user_new
     """
     if len(paths) < 2:
         raise UsageError(f"merging {paths}: expected the checkpoints and then OUT; see `kvtools merge --help`")

@@ -18,7 +18,6 @@ from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import Engine
 from kvtools.errors import BadInputError, UsageError
-from kvtools.get import RowFilter
 from kvtools.partition import RULES
 
 _Named = TypeVar("_Named")
@@ -159,15 +158,6 @@ class Output:
             force=self.force,
             dry_run=self.dry_run,
         )
-
-
-def where_of(text: str | None) -> RowFilter | None:
-    """Return the condition that `--where` is; raises `UsageError` where it is none."""
-    if text is None:
-        return None
-    from kvtools.where import Where  # with DuckDB, which nothing else needs
-
-    return Where.parse(text)
 
 
 def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: bool = False) -> None:

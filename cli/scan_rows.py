@@ -13,8 +13,9 @@ from kvtools.cli.row_output import RowForms, Rows, print_rows
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import TableReader
 from kvtools.errors import CheckFailedError
-from kvtools.get import ChosenRows, ColumnChoice, RowFilter
+from kvtools.get import ChosenRows, ColumnChoice
 from kvtools.key_join import row_numbers
+from kvtools.row_filter import RowFilter
 from kvtools.scan import KeyRange, Order, rows_in_range, scan
 
 

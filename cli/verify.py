@@ -27,6 +27,7 @@ from kvtools.cli.options import (
     engine_named,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose, styled
 from kvtools.errors import CheckFailedError, UsageError
 from kvtools.verify import Verification, verify
 
@@ -124,7 +125,9 @@ def _print(result: Verification) -> None:
         print()
     for finding in result.findings:
         where = f" {shown(finding.table)}:" if finding.table else ""
-        print(f"{finding.severity}:{where} {shown(finding.message)} [{finding.check}]")
+        line = prose(f"{finding.severity}:{where} {shown(finding.message)} [{finding.check}]")
+        head = f"{finding.severity}:"
+        print(styled(head, "red" if finding.severity == "error" else "yellow") + line.removeprefix(head))
     print()
     _print_checked_by(result)
     counts = ", ".join(
@@ -136,7 +139,7 @@ def _print(result: Verification) -> None:
             _counted(result.count("warning"), "warning"),
         ]
     )
-    print(counts)
+    print(prose(counts))
 
 
 def _print_checked_by(result: Verification) -> None:
@@ -145,7 +148,7 @@ def _print_checked_by(result: Verification) -> None:
     print_of_tables("compared", inside, len(result.tables))
     for one in result.checked_files:
         files = f"{_counted(one.files, 'file')}, {size(one.bytes)}"
-        print(f"compared: {files}, with the checksums of {one.written} in {one.path}")
+        print(prose(f"compared: {files}, with the checksums of {one.written} in {one.path}"))
     if not result.checked_files:
         none = [(_NOTHING.format(table.dialect), table.name) for table in result.tables if not table.checksums]
         print_of_tables("not compared", none, len(result.tables))

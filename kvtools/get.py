@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,8 @@ from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.schema import row_bytes
 from kvtools.errors import BadInputError
+from kvtools.field_names import FIELDS, field_name
+from kvtools.row_filter import RowFilter
 from kvtools.row_norms import row_norms
 from kvtools.table_names import near
 from kvtools.table_view import TableView, replace_schema
@@ -67,16 +68,6 @@ def read_rows(
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         yield table.take(numbers[order], columns).take(back)
-
-
-class RowFilter(Protocol):
-    """Which rows count at all: what `kvtools.where.Where` is."""
-
-    def columns_of(self, table: TableReader) -> Columns:
-        """Return what is to be read to tell."""
-
-    def mask(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
-        """Return which rows of a chunk count, bool [n]."""
 
 
 def passing_rows(
@@ -148,22 +139,6 @@ def norms_shown(values: Array) -> Array:
     """Return the Euclidean norm of each row of `values` [n, dim], as outputs and queries have it: summed in float64,
     float32 but for rows of float64."""
     return row_norms(values, "l2").astype(np.float64 if values.dtype == np.float64 else np.float32)
-
-
-FIELDS = ("value", "freq", "version", "norm", "part", "slots")
-"""What a row has beside its key, as outputs name it; each slot by its own name. All but `norm` and `part` are shown if
-none is chosen."""
-
-_SYNONYMS = {"values": "value", "freqs": "freq", "versions": "version", "slot": "slots", "keys": "key"}
-
-
-def field_name(name: str) -> str:
-    """Return the name of a field, which may be given in the plural.
-
-    >>> field_name("freqs"), field_name("Adam.m")
-    ('freq', 'Adam.m')
-    """
-    return _SYNONYMS.get(name, name)
 
 
 def choose_columns(names: Sequence[str], tables: Sequence[TableReader]) -> ColumnChoice:

@@ -1,4 +1,4 @@
-"""Conditions on rows, as SQL writes them: `freq < 3 and norm < 0.01`.
+"""Conditions on rows, as SQL writes them: `freq < 3 and norm < 0.01`; and numbers of rows: `freq / norm`.
 
 The expressions are those of `kvtools sql`, computed by the same DuckDB over each chunk of a table's rows; the names are
 those of `kvtools.sql.columns`. NaN is what it is to DuckDB: equal to itself, and larger than every number. A row for
@@ -11,13 +11,13 @@ import atexit
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtools.dialects.arrow_columns import import_pyarrow
-from kvtools.dialects.chunk import Chunk, Columns
+from kvtools.dialects.chunk import Array, Chunk, Columns
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.schema import SlotSchema, TableSchema
 from kvtools.errors import UsageError
@@ -40,28 +40,19 @@ _KEPT = 64
 """For how many conditions a thread keeps a connection ready."""
 
 
+_T = TypeVar("_T", bound="_OfRow")
+
+
 @dataclass(frozen=True)
-class Where:
-    """A condition that each row of a table meets or not.
-
-    `text` is the expression; `names` are the columns that it is about, as they are written there.
-
-    Example:
-        >>> from kvtools.array_table import ArrayTable
-        >>> table = ArrayTable("emb", np.array([7, -2]), np.float32([[3, 4], [0, 0]]), freqs=np.array([1, 9]))
-        >>> where = Where.parse("norm > 1 and freq < 3")
-        >>> where.names, where.columns_of(table)
-        (('norm', 'freq'), Columns(values=True, slots=False, freqs=True, versions=False))
-        >>> [where.mask(chunk).tolist() for chunk in table.chunks(where.columns_of(table))]
-        [[True, False]]
-    """
+class _OfRow:
+    """An expression about one row. `text` is as it was written; `names` are the columns that it is about, as there."""
 
     text: str
     names: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Where:
-        """Read a condition, which is one expression: no subquery, and nothing that is about several rows.
+    def parse(cls: type[_T], text: str) -> _T:
+        """Read an expression: no subquery, and nothing that is about several rows.
 
         Raises:
             UsageError: it is no such expression; the message says where it stops being one.
@@ -71,10 +62,10 @@ class Where:
         return cls(text, tuple(dict.fromkeys(_names(_expression(text), text, frozenset()))))
 
     def columns_of(self, table: TableReader) -> Columns:
-        """Return what is to be read of a table to judge its rows, having tried the condition on no rows.
+        """Return what is to be read of a table for it, having tried the expression on no rows.
 
         Raises:
-            UsageError: the table has not what the condition is about, or that is not of a type that fits.
+            UsageError: the table has not what the expression is about, or that is not of a type that fits.
         """
         columns = self._chosen(table.schema)
         self._evaluator(columns)
@@ -82,13 +73,8 @@ class Where:
         plain = all(column.name == column.slot for column in query_columns(table.schema) if column.kind == "slot")
         return stored_columns(columns, some_slots=table.picks_slots and plain)
 
-    def mask(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
-        """Return which rows of a chunk meet the condition, bool [n]; the chunk has what `columns_of` asks for.
-
-        Raises:
-            UsageError: a row makes no sense to it, as in a cast that fails.
-        """
-        return self._evaluator(self._chosen(_schema_of(chunk))).mask(chunk)
+    def _computed(self, chunk: Chunk) -> Array:
+        return self._evaluator(self._chosen(_schema_of(chunk))).of(chunk)
 
     def _chosen(self, schema: TableSchema) -> tuple[QueryColumn, ...]:
         there = query_columns(schema)
@@ -105,15 +91,70 @@ class Where:
         return tuple(dict.fromkeys(chosen))
 
     def _evaluator(self, columns: tuple[QueryColumn, ...]) -> _Evaluator:
-        ready: dict[tuple[str, tuple[QueryColumn, ...]], _Evaluator]
-        ready = _THREAD.__dict__.setdefault("ready", {})
-        found = ready.get((self.text, columns))
+        ready: dict[Any, _Evaluator] = _THREAD.__dict__.setdefault("ready", {})
+        found = ready.get((self, columns))
         if found is None:
-            found = _Evaluator(self.text, columns)
+            found = self._kind(self.text, columns)
             while len(ready) >= _KEPT:
                 ready.pop(next(iter(ready)))
-            ready[self.text, columns] = found
+            ready[self, columns] = found
         return found
+
+    @property
+    def _kind(self) -> type[_Evaluator]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Where(_OfRow):
+    """A condition that each row of a table meets or not.
+
+    Example:
+        >>> from kvtools.array_table import ArrayTable
+        >>> table = ArrayTable("emb", np.array([7, -2]), np.float32([[3, 4], [0, 0]]), freqs=np.array([1, 9]))
+        >>> where = Where.parse("norm > 1 and freq < 3")
+        >>> where.names, where.columns_of(table)
+        (('norm', 'freq'), Columns(values=True, slots=False, freqs=True, versions=False))
+        >>> [where.mask(chunk).tolist() for chunk in table.chunks(where.columns_of(table))]
+        [[True, False]]
+    """
+
+    def mask(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
+        """Return which rows of a chunk meet the condition, bool [n]; the chunk has what `columns_of` asks for.
+
+        Raises:
+            UsageError: a row makes no sense to it, as in a cast that fails.
+        """
+        return self._computed(chunk)
+
+    @property
+    def _kind(self) -> type[_Evaluator]:
+        return _Condition
+
+
+@dataclass(frozen=True)
+class Expression(_OfRow):
+    """A number for each row of a table.
+
+    Example:
+        >>> from kvtools.array_table import ArrayTable
+        >>> table = ArrayTable("emb", np.array([7, -2]), np.float32([[3, 4], [0, 0]]), freqs=np.array([10, 9]))
+        >>> by = Expression.parse("freq / norm")
+        >>> [by.values(chunk).tolist() for chunk in table.chunks(by.columns_of(table))]
+        [[2.0, inf]]
+    """
+
+    def values(self, chunk: Chunk) -> Array:
+        """Return the number of each row of a chunk, int64, uint64 or float64 [n], NaN where it is NULL.
+
+        Raises:
+            UsageError: a row makes no sense to it, as in a sum that is too large.
+        """
+        return self._computed(chunk)
+
+    @property
+    def _kind(self) -> type[_Evaluator]:
+        return _Number
 
 
 _THREAD = threading.local()
@@ -121,7 +162,7 @@ atexit.register(_THREAD.__dict__.clear)  # before DuckDB itself is gone
 
 
 class _Evaluator:
-    """A condition prepared for columns of given types. Belongs to one thread."""
+    """An expression prepared for columns of given types. Belongs to one thread."""
 
     def __init__(self, text: str, columns: tuple[QueryColumn, ...]) -> None:
         self._doing = f"judging rows by {text!r}"
@@ -133,25 +174,58 @@ class _Evaluator:
         self._connection.register("chunk", self._rows)
         lock(self._connection)
         # A WHERE takes no aggregate, which the other two would.
-        self._run(f"describe select 1 from chunk where ({text}\n)")
-        kind = self._run(f"describe select ({text}\n) from chunk")["column_type"][0]
-        if kind != "BOOLEAN":
-            raise UsageError(f"{self._doing}: got an expression of type {kind}, expected a condition, as in freq < 3")
-        self._run(f"prepare mask as select coalesce(({text}\n), false) as mask from chunk")
+        self._run(f"describe select 1 from chunk where ({text}\n) is not null")
+        kind = str(self._run(f"describe select ({text}\n) from chunk")["column_type"][0])
+        self._run(f"prepare computed as select {self._wanted(text, kind)} as computed from chunk")
 
-    def mask(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
+    def _wanted(self, text: str, kind: str) -> str:
+        """Return what is to be selected, for an expression of this type; raises `UsageError` where it is of no use."""
+        raise NotImplementedError
+
+    def of(self, chunk: Chunk) -> Array:
         self._rows.batch = query_batch(chunk, self._columns, self._rows.schema)
         try:
-            mask: npt.NDArray[np.bool_] = self._run("execute mask")["mask"]
+            computed: Array = self._run("execute computed")["computed"]
         finally:
             self._rows.batch = None
-        return mask
+        return computed
 
     def _run(self, text: str) -> Any:
         try:
             return self._connection.execute(text).fetchnumpy()
         except self._duckdb.Error as error:
             raise UsageError(f"{self._doing}: {first_line(error)}") from None
+
+
+class _Condition(_Evaluator):
+    """What is true or false of a row; neither counts as false."""
+
+    def _wanted(self, text: str, kind: str) -> str:
+        if kind != "BOOLEAN":
+            raise UsageError(f"{self._doing}: got an expression of type {kind}, expected a condition, as in freq < 3")
+        return f"coalesce(({text}\n), false)"
+
+
+class _Number(_Evaluator):
+    """A number for each row."""
+
+    def _wanted(self, text: str, kind: str) -> str:
+        if kind in _SIGNED:
+            return f"cast(({text}\n) as bigint)"
+        if kind == "UBIGINT":
+            return f"({text}\n)"
+        if kind not in ("FLOAT", "DOUBLE", "HUGEINT", "UHUGEINT") and not kind.startswith("DECIMAL"):
+            raise UsageError(f"{self._doing}: got an expression of type {kind}, expected a number, as in freq / norm")
+        return f"cast(({text}\n) as double)"
+
+    def of(self, chunk: Chunk) -> Array:
+        computed = super().of(chunk)
+        if not np.ma.is_masked(computed):
+            return np.asarray(computed)
+        return np.ma.filled(computed.astype(np.float64), np.nan)
+
+
+_SIGNED = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
 
 
 class _Rows:

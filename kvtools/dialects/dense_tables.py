@@ -1,9 +1,18 @@
-"""Which matrices of a model are embedding tables: told by names, as nothing else tells them from other weights."""
+"""Tables that are matrices, looked up by row number: which matrices of a model are such, and how one is written.
+
+Which are is told by names, as nothing else tells them from other weights.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from kvtools.dialects.chunk import Array
+from kvtools.dialects.named_columns import column_names
+from kvtools.dialects.schema import TableSchema
 
 _WORDS = re.compile(r"[^\W_]+")
 _TABLES = frozenset({"emb", "embs", "table", "tables", "wte", "wpe", "lookup", "vocab", "shared"})
@@ -31,3 +40,25 @@ def is_table_name(name: str) -> bool:
 def tables_among(matrices: Collection[str]) -> list[str]:
     """Return those of a model's matrices that are tables: those that are called so, or all where none is."""
     return [name for name in matrices if is_table_name(name)] or list(matrices)
+
+
+def are_row_numbers(schema: TableSchema, keys: Iterable[tuple[int, Array]]) -> bool:
+    """Tell whether a table's keys are 0, 1, 2, ... in this order: then its values alone say all of it.
+
+    `keys` are the parts' numbers and keys, in the order in which rows will be written.
+    """
+    start = 0
+    for _, some in keys if schema.key_dtype == "int64" else ():
+        if not np.array_equal(some, np.arange(start, start + len(some))):
+            return False
+        start += len(some)
+    return start == schema.rows > 0
+
+
+def dense_names(schema: TableSchema) -> dict[str, str | None]:
+    """Return what the columns of a table whose keys are its row numbers are called: the values as the table.
+
+    >>> dense_names(TableSchema("emb.weight", "torch", "int64", "float32", 4, (7,)))
+    {'keys': None, 'values': 'emb.weight'}
+    """
+    return {**column_names(schema), "keys": None, "values": schema.name}

@@ -30,6 +30,7 @@ _MODULES = (
     "arrow",
     "npz",
     "safetensors",
+    "huggingface",
     "torch",
     "hugectr",
     "tfra_redis",

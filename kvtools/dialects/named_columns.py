@@ -52,6 +52,8 @@ HOLDS = Holds(
     metadata=None,
 )
 """What tables of named columns hold: everything, in one part."""
+HOLDS_WITH_VARIABLES = dataclasses.replace(HOLDS, variables=True)
+"""The same where other arrays stand beside them."""
 
 _KINDS = {
     "keys": ("keys", "key", "ids", "id", "indices"),
@@ -214,6 +216,12 @@ def described_tables(
                 raise
             broken[str(name)] = error
     return tables, broken
+
+
+def names_in(records: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the names of all arrays that a description says are columns."""
+    columns = [record.get("columns") for record in records]
+    return {name for names in columns if isinstance(names, dict) for name in names.values() if isinstance(name, str)}
 
 
 def _described(schema: TableSchema, names: Any, columns: Mapping[str, Column], doing: str) -> ColumnTable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from kvtools.dialects.bundle.checksum import extend
 from kvtools.dialects.bundle.writer import Region
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.column import CheckedColumn, Column, RawColumn
+from kvtools.dialects.dense_tables import tables_among
 from kvtools.dialects.dialect import Dialect, Source
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.named_columns import (
@@ -183,34 +184,13 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     tensors, metadata, start = read_header(path)
     described = _DESCRIPTION in metadata
     description = read_description(metadata[_DESCRIPTION], doing) if described else {"tables": []}
-    checksums = _checksums(description, doing)
-    columns: dict[str, Column] = {}
-    unknown: list[VariableSchema] = []
-    for name, tensor in tensors.items():
-        if tensor.code not in _DTYPES:
-            unknown.append(VariableSchema(name, tensor.code.lower(), tensor.shape, tensor.size))
-            continue
-        rows, row_shape = (tensor.shape[0], tensor.shape[1:]) if tensor.shape else (1, ())
-        dtype, offset = numpy_dtype(_DTYPES[tensor.code]), start + tensor.offset
-        if name in checksums:
-            columns[name] = CheckedColumn(
-                path,
-                dtype,
-                row_shape,
-                offset=offset,
-                rows=rows,
-                name=f"{path}:{name}",
-                checksum=extend,
-                expected=checksums[name],
-            )
-        else:
-            columns[name] = column = RawColumn(path, dtype, row_shape, offset=offset, rows=rows)
-            column.name = f"{path}:{name}"
+    checksums = checksums_of(description, doing)
+    columns, unknown = open_columns(path, tensors, start, checksums)
     container = Container(path, NAME, options, "CRC-32C" if tensors.keys() <= checksums.keys() and tensors else None)
     if described:
         tables, broken = described_tables(description["tables"], columns, container)
         return Checkpoint(path, NAME, dict(sorted(tables.items())), broken=broken)
-    tables, used = inferred_tables(columns, container)
+    tables, used = inferred_tables(columns, container, tables_among)
     if not tables:
         raise BadInputError(
             f"{doing}: none of its tensors ({', '.join(tensors) or 'there are none'}) can be a table, expected 'keys'"
@@ -235,7 +215,37 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     )
 
 
-def _checksums(description: dict[str, Any], doing: str) -> dict[str, int]:
+def open_columns(
+    path: Path, tensors: Mapping[str, Tensor], start: int, checksums: Mapping[str, int]
+) -> tuple[dict[str, Column], list[VariableSchema]]:
+    """Return the columns of a file's tensors, and those of types that NumPy lacks, which cannot be read."""
+    columns: dict[str, Column] = {}
+    unknown: list[VariableSchema] = []
+    for name, tensor in tensors.items():
+        if tensor.code not in _DTYPES:
+            unknown.append(VariableSchema(name, tensor.code.lower(), tensor.shape, tensor.size))
+            continue
+        rows, row_shape = (tensor.shape[0], tensor.shape[1:]) if tensor.shape else (1, ())
+        dtype, offset = numpy_dtype(_DTYPES[tensor.code]), start + tensor.offset
+        if name in checksums:
+            columns[name] = CheckedColumn(
+                path,
+                dtype,
+                row_shape,
+                offset=offset,
+                rows=rows,
+                name=f"{path}:{name}",
+                checksum=extend,
+                expected=checksums[name],
+            )
+        else:
+            columns[name] = column = RawColumn(path, dtype, row_shape, offset=offset, rows=rows)
+            column.name = f"{path}:{name}"
+    return columns, unknown
+
+
+def checksums_of(description: dict[str, Any], doing: str) -> dict[str, int]:
+    """Return the CRC-32C of each tensor that a description has one of; `doing` begins the message if it is damaged."""
     found = description.get("crc32c", {})
     try:
         return {name: int(checksum, 16) for name, checksum in found.items()}
@@ -266,18 +276,10 @@ class Writer(CheckpointWriter):
                         f"writing table '{schema.name}' as {NAME}: two tensors would be called '{names[place]}'; rename"
                         " a table"
                     )
-                if dtype not in _CODES:
-                    raise BadInputError(
-                        f"writing table '{schema.name}' as {NAME}: its {place} is {dtype}, expected one of"
-                        f" {', '.join(_CODES)}; leave it out, or write another dialect"
-                    )
+                check_dtype(dtype, f"writing table '{schema.name}' as {NAME}: its {place}")
                 shapes[names[place]] = dtype, shape
         self._schemas = list(schemas)
-        offset = 0
-        for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: -numpy_dtype(item[1][0]).itemsize):
-            size = numpy_dtype(dtype).itemsize * math.prod(shape)
-            self._tensors[name] = Tensor(_CODES[dtype], shape, offset, size)
-            offset += size
+        self._tensors, offset = placed(shapes)
         self._start = len(self._header(dict.fromkeys(shapes, 0)))
         with self._path.open("xb") as file:
             file.truncate(self._start + offset)
@@ -306,20 +308,53 @@ class Writer(CheckpointWriter):
             os.fsync(file.fileno())
 
     def _header(self, checksums: dict[str, int]) -> bytes:
-        """Return the length and the header, padded so that the tensors begin at a multiple of 64 bytes."""
+        """Return what stands before the tensors."""
         crc32c = {name: f"{checksums[name]:08x}" for name in sorted(checksums)}
-        entries: dict[str, Any] = {_METADATA: {_DESCRIPTION: describe_tables(self._schemas, crc32c=crc32c)}}
-        for name, tensor in self._tensors.items():
-            offsets = [tensor.offset, tensor.offset + tensor.size]
-            entries[name] = {"dtype": tensor.code, "shape": list(tensor.shape), "data_offsets": offsets}
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
-        if len(text) > _HEADER_LIMIT:
-            raise BadInputError(
-                f"writing '{self._path.name}': its header would have {len(text)} bytes, expected at most"
-                f" {_HEADER_LIMIT}; write fewer tables to a file"
-            )
-        return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+        return header_bytes(
+            self._tensors, {_DESCRIPTION: describe_tables(self._schemas, crc32c=crc32c)}, self._path.name
+        )
+
+
+def check_dtype(dtype: str, what: str) -> None:
+    """Raise `BadInputError` for a type that the format has not; `what` begins the message."""
+    if dtype not in _CODES:
+        raise BadInputError(
+            f"{what} is {dtype}, expected one of {', '.join(_CODES)}; leave it out, or write another dialect"
+        )
+
+
+def placed(shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[dict[str, Tensor], int]:
+    """Give tensors of these types and shapes their places, those of the widest numbers first, so that all are aligned.
+
+    Returns them, and how many bytes they take.
+    """
+    tensors: dict[str, Tensor] = {}
+    offset = 0
+    for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: -numpy_dtype(item[1][0]).itemsize):
+        size = numpy_dtype(dtype).itemsize * math.prod(shape)
+        tensors[name] = Tensor(_CODES[dtype], shape, offset, size)
+        offset += size
+    return tensors, offset
+
+
+def header_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], file: str) -> bytes:
+    """Return the length and the header, padded so that the tensors begin at a multiple of 64 bytes.
+
+    Raises:
+        BadInputError: it would be longer than the format allows.
+    """
+    entries: dict[str, Any] = {_METADATA: dict(metadata)}
+    for name, tensor in tensors.items():
+        offsets = [tensor.offset, tensor.offset + tensor.size]
+        entries[name] = {"dtype": tensor.code, "shape": list(tensor.shape), "data_offsets": offsets}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
+    if len(text) > _HEADER_LIMIT:
+        raise BadInputError(
+            f"writing '{file}': its header would have {len(text)} bytes, expected at most"
+            f" {_HEADER_LIMIT}; write fewer tables to a file"
+        )
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 DIALECT = Dialect(

@@ -6,7 +6,6 @@ keys are its row numbers; `docs/dialects/torch.md` says which are tables, and wh
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import struct
 import zipfile
@@ -22,12 +21,12 @@ from kvtools.dialects.bundle.checksum import ZIP
 from kvtools.dialects.bundle.writer import Region
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.column import Column
-from kvtools.dialects.dense_tables import is_table_name, tables_among
+from kvtools.dialects.dense_tables import are_row_numbers, dense_names, tables_among
 from kvtools.dialects.dialect import Dialect, Source
 from kvtools.dialects.grid_column import GridColumn
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.named_columns import (
-    HOLDS,
+    HOLDS_WITH_VARIABLES,
     Container,
     column_names,
     column_shapes,
@@ -35,6 +34,7 @@ from kvtools.dialects.named_columns import (
     described_tables,
     inferred_tables,
     is_matrix,
+    names_in,
     read_description,
     variable_chunks,
     variables_of,
@@ -43,15 +43,16 @@ from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.raw_output import RawTableWriter
 from kvtools.dialects.schema import TableSchema, VariableSchema, numpy_dtype
 from kvtools.dialects.table_record import VALUE_DTYPES, json_object
-from kvtools.dialects.torch_archive import STORAGES, Tensor, is_archive, is_from_before_zip, read_archive
+from kvtools.dialects.torch_archive import STORAGES, Tensor, is_archive, is_from_before_zip, read_archive, read_extra
 from kvtools.dialects.torch_sharded import METADATA, SUFFIX, ShardedTensor, read_sharded
+from kvtools.dialects.weight_map import weight_map
 from kvtools.dialects.writing import CheckpointWriter, TableWriter, WriteOptions
 from kvtools.dialects.zip_archive import Archive, Member
 from kvtools.errors import BadInputError, CorruptFileError
 
 NAME = "torch"
 _INDEX = "pytorch_model.bin.index.json"
-_DESCRIPTION = "kvtools"
+_DESCRIPTION = "extra/kvtools.json"
 _DEEPEST = 32
 _MOST = 1_000_000
 _STATE = "state"  # what an optimizer's state dict calls its tensors, by parameter
@@ -83,7 +84,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     """
     path = source.path.parent if source.path.name == METADATA or source.path.suffix == SUFFIX else source.path
     doing = f"opening '{path}'"
-    description: str | None = None
+    description: bytes | None = None
     names_of: dict[Place, list[str]] = {}
     tensors: Mapping[Place, Tensor | ShardedTensor]
     if path.is_dir() and not (path / _INDEX).is_file():
@@ -96,10 +97,8 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
                 f"{doing}: it is in the layout of PyTorch before 1.6, expected a zip file; load it with PyTorch and"
                 " save it again with torch.save"
             )
-        saved = read_archive(path)
-        if isinstance(saved, dict) and isinstance(saved.get(_DESCRIPTION), str):
-            description = saved[_DESCRIPTION]
-        tensors, names_of = _flattened(saved, doing)
+        tensors, names_of = _flattened(read_archive(path), doing)
+        description = read_extra(path, _DESCRIPTION)
     named = {".".join(place): (place, tensor) for place, tensor in tensors.items()}
     if len(named) != len(tensors):
         raise CorruptFileError(f"{doing}: two of its tensors have one name; save them under different names")
@@ -115,7 +114,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     if description is not None:
         record = read_description(description, doing)
         tables, broken = described_tables(record["tables"], columns, container)
-        used = {name for table in record["tables"] for name in _names_in(table)}
+        used = names_in(record["tables"])
     else:
         flat = _fbgemm_tables(named, columns, doing)
         columns |= flat.tables
@@ -168,12 +167,6 @@ def _checksums(tensors: Iterable[Tensor | ShardedTensor]) -> str | None:
     return "CRC-32" if checked else None
 
 
-def _names_in(table: Any) -> Iterator[str]:
-    names = table.get("columns")
-    if isinstance(names, dict):
-        yield from (name for name in names.values() if isinstance(name, str))
-
-
 def _tensors_of_files(folder: Path) -> dict[Place, Tensor]:
     """Return the tensors of a model that was saved in several files, with an index of them."""
     path = folder / _INDEX
@@ -196,21 +189,6 @@ def _tensors_of_files(folder: Path) -> dict[Place, Tensor]:
             " them again"
         )
     return found
-
-
-def weight_map(index: Mapping[str, Any], doing: str) -> dict[str, str]:
-    """Return the file of each tensor that an index of Hugging Face's layout names, files of the folder itself.
-
-    Raises:
-        CorruptFileError: the index is none, or names a file elsewhere.
-    """
-    files = index.get("weight_map")
-    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-        raise CorruptFileError(f"{doing}: it has no 'weight_map' of tensors and files; copy it again")
-    elsewhere = next((file for file in files.values() if Path(file).name != file or file in ("", ".", "..")), None)
-    if elsewhere is not None:
-        raise CorruptFileError(f"{doing}: it names '{elsewhere[:200]}', expected a file of the folder itself")
-    return files
 
 
 def _flattened(saved: Any, doing: str) -> tuple[dict[Place, Tensor], dict[Place, list[str]]]:
@@ -430,7 +408,7 @@ class _Tables(RawTableWriter):
 
 
 class Writer(CheckpointWriter):
-    """Writes a file for `torch.load`: a dict of tensors, and what kvtools has to say of them.
+    """Writes a file for `torch.load`: a dict of tensors, and, where PyTorch does not look, what kvtools says of them.
 
     A table whose keys are 0, 1, ... in this order is one tensor of its name, any other one of keys beside its values.
     """
@@ -443,7 +421,7 @@ class Writer(CheckpointWriter):
 
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> TableWriter:
         """Start a table; see `CheckpointWriter.table`."""
-        if schema.key_dtype == "int64" and schema.rows and _are_row_numbers(keys()):
+        if are_row_numbers(schema, keys()):
             self._dense.add(schema.name)
         self._schemas.append(schema)
         names = self._names(schema)
@@ -476,8 +454,10 @@ class Writer(CheckpointWriter):
 
     def close(self) -> None:
         """Write what the tensors are, and the directory."""
-        texts = {} if self._plain() else {_DESCRIPTION: describe_tables(self._schemas, self._names)}
-        for name, data in (("byteorder", b"little"), ("version", b"3\n"), ("data.pkl", _pickled(self._tensors, texts))):
+        description = describe_tables(self._schemas, self._names).encode()
+        pickled = _pickled(self._tensors)
+        members = {"byteorder": b"little", "version": b"3\n", _DESCRIPTION: description, "data.pkl": pickled}
+        for name, data in members.items():
             member = self._archive.begin(f"{_TOP}/{name}", zipfile.ZIP_STORED, len(data), len(data))
             self._archive.write(data, member.data)
             self._archive.end(member, zlib.crc32(data))
@@ -488,11 +468,10 @@ class Writer(CheckpointWriter):
         self._archive.abort()
 
     def _names(self, schema: TableSchema) -> Mapping[str, str | None]:
-        names: dict[str, str | None] = dict(column_names(schema))
-        return {**names, "keys": None, "values": schema.name} if schema.name in self._dense else names
+        return dense_names(schema) if schema.name in self._dense else column_names(schema)
 
     def _begin(self, name: str, dtype: str, shape: tuple[int, ...], doing: str) -> Member:
-        if name in self._tensors or name == _DESCRIPTION:
+        if name in self._tensors:
             raise BadInputError(f"{doing}: two tensors would be called '{name}'; rename a table, see `kvtools rename`")
         if dtype not in _STORAGE_OF and dtype not in _WITHOUT_STORAGE:
             raise BadInputError(
@@ -503,33 +482,9 @@ class Writer(CheckpointWriter):
         size = numpy_dtype(dtype).itemsize * math.prod(shape)
         return self._archive.begin(f"{_TOP}/data/{written.key}", zipfile.ZIP_STORED, size, size)
 
-    def _plain(self) -> bool:
-        """Tell whether the names and shapes of the tensors say all that there is to know of the tables."""
-        bare = all(
-            schema.name in self._dense
-            and not (schema.slots or schema.has_freqs or schema.has_versions or schema.extras or schema.metadata)
-            for schema in self._schemas
-        )
-        matrices = [
-            name
-            for name, one in self._tensors.items()
-            if len(one.shape) == 2 and one.shape[1] and one.dtype in VALUE_DTYPES and _STATE not in name.split(".")
-        ]
-        told = all(is_table_name(schema.name) for schema in self._schemas)
-        return bare and told and set(tables_among(matrices)) == {schema.name for schema in self._schemas}
 
-
-def _are_row_numbers(keys: Iterator[tuple[int, Array]]) -> bool:
-    start = 0
-    for _, some in keys:
-        if not np.array_equal(some, np.arange(start, start + len(some))):
-            return False
-        start += len(some)
-    return True
-
-
-def _pickled(tensors: Mapping[str, _Written], texts: Mapping[str, str]) -> bytes:
-    """Return the pickle, protocol 2, of a dict of tensors and texts, as `torch.save` would write it."""
+def _pickled(tensors: Mapping[str, _Written]) -> bytes:
+    """Return the pickle, protocol 2, of a dict of tensors, as `torch.save` would write it."""
 
     def text(value: str) -> bytes:
         data = value.encode("utf-8", "surrogatepass")
@@ -554,8 +509,6 @@ def _pickled(tensors: Mapping[str, _Written], texts: Mapping[str, str]) -> bytes
         pieces += [text(name), b"ctorch._utils\n", make, b"\n((", text("storage"), storage, text(str(tensor.key))]
         pieces += [text("cpu"), number(size), b"tQ", number(0), numbers(tensor.shape), numbers(strides)]
         pieces += [b"\x89ccollections\nOrderedDict\n)R", f"ctorch\n{tensor.dtype}\n".encode() if new else b"", b"tR"]
-    for name, value in texts.items():
-        pieces += [text(name), text(value)]
     return b"".join([*pieces, b"u."])
 
 
@@ -567,5 +520,5 @@ DIALECT = Dialect(
     write=Writer,
     output="file",
     suffixes=(".pt", ".pth"),
-    holds=dataclasses.replace(HOLDS, variables=True),
+    holds=HOLDS_WITH_VARIABLES,
 )

@@ -304,6 +304,20 @@ def read_archive(path: Path, start: int = 0, size: int | None = None) -> Any:
             return load(data, doing, _KNOWN.get, refusal, storage)
 
 
+def read_extra(path: Path, name: str) -> bytes | None:
+    """Return a member that PyTorch does not look at, by its name under the archive's folder; None if there is none.
+
+    Raises:
+        BadInputError: the file cannot be read.
+        CorruptFileError: the archive is damaged.
+    """
+    with zip_errors(f"opening '{path}'"), zipfile.ZipFile(path) as archive:
+        found = next((info for info in archive.infolist() if info.filename.partition("/")[2] == name), None)
+        if found is None or found.compress_type != zipfile.ZIP_STORED or found.file_size > path.stat().st_size:
+            return None
+        return archive.read(found)
+
+
 _HERE = "little" if np.dtype(np.int32).newbyteorder("=") == np.dtype("<i4") else "big"
 
 

@@ -155,6 +155,9 @@ class _Asked:
         mentioned = _mentioned(self._tree)
         number = 0
         for schema, checkpoint in self._sources.items():
+            for name, fault in checkpoint.broken.items():
+                if mentioned is not None and name.casefold() in mentioned:
+                    raise fault
             if schema != MAIN:
                 self._connection.execute(f"create schema {quoted(schema)}")
             names = unique_names(list(checkpoint.tables))

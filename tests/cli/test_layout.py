@@ -89,7 +89,11 @@ def test_a_header_is_bold_where_there_are_colours(command_line) -> None:
 
 def test_wide_characters_keep_columns_straight() -> None:
     assert display_width("用户/emb") == 8
-    assert columns(["table", "rows"], [["用户", "1"], ["emb", "2"]]).splitlines() == ["table  rows", "用户   1", "emb    2"]
+    assert columns(["table", "rows"], [["用户", "1"], ["emb", "2"]]).splitlines() == [
+        "table  rows",
+        "用户   1",
+        "emb    2",
+    ]
 
 
 def test_prose_breaks_between_words_only(command_line) -> None:
