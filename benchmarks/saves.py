@@ -12,7 +12,8 @@ its own:
 
 Peak memory is what a process has at most while it saves or restores, less what it has before (save) or after (restore):
 what is taken beside the table. A step looks up ids drawn evenly, which is the hardest for a save that must keep rows as
-they were: nearly each one that changes has not been written yet.
+they were: nearly each one that changes has not been written yet. And it looks up ids as they come, by a Zipf law
+(`ids.py`).
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import ids
 from machine import file_name, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 DIM = 32
 BATCH = 8192
+BATCHES = 256
 FILL = 1 << 18
 HUGE_PAGE = 2 << 20
 MOST_MEBIBYTES = 256
@@ -90,7 +93,6 @@ def _forget(prefix: str) -> None:
 
 def save(prefix: str, rows: int, seconds: float, rounds: int) -> dict[str, Any]:
     """The process of saves."""
-    import numpy as np
     import tensorflow as tf
 
     import tfplugin
@@ -113,15 +115,15 @@ def save(prefix: str, rows: int, seconds: float, rounds: int) -> dict[str, Any]:
 
     for first in range(0, rows, FILL):
         fill(tf.range(first, min(rows, first + FILL), dtype=tf.int64))
-    ids = [tf.constant(np.random.default_rng(i).integers(0, rows, BATCH)) for i in range(64)]
-    for batch in ids:
+    batches = {how: [tf.constant(i) for i in ids.batches(how, rows, BATCH, BATCHES)] for how in ("zipf", "uniform")}
+    for batch in batches["uniform"]:
         step(batch)
 
-    def steps(goes_on: Callable[[], bool]) -> float:
+    def steps(batches: list[Any], goes_on: Callable[[], bool]) -> float:
         """How many a second."""
         count, start = 0, time.perf_counter()
         while goes_on():
-            step(ids[count % len(ids)])
+            step(batches[count % len(batches)])
             count += 1
         return count / (time.perf_counter() - start)
 
@@ -137,20 +139,22 @@ def save(prefix: str, rows: int, seconds: float, rounds: int) -> dict[str, Any]:
         _sync(prefix)
     found["save and sync"] = synced.figures()
     options = tf.train.CheckpointOptions(enable_async=True)
-    alone, beside, saves = [], [], []
-    for _ in range(rounds):
-        until = time.perf_counter() + seconds
-        alone.append(steps(lambda until=until: time.perf_counter() < until))
-        with Beside() as taken:
-            checkpoint.write(prefix, options=options)
-            begun = time.perf_counter()
-            queue = checkpoint._async_checkpointer()._queue
-            beside.append(steps(lambda queue=queue: queue.unfinished_tasks > 0))
-            checkpoint.sync()
-        saves.append({**taken.figures(), "write() seconds": begun - taken._start})
-        _sync(prefix)
-    found["asynchronous saves"] = saves
-    found["steps alone"], found["steps beside"] = alone, beside
+    found["beside"] = {}
+    for name, some in batches.items():
+        alone, beside, saves = [], [], []
+        for _ in range(rounds):
+            until = time.perf_counter() + seconds
+            alone.append(steps(some, lambda until=until: time.perf_counter() < until))
+            with Beside() as taken:
+                checkpoint.write(prefix, options=options)
+                begun = time.perf_counter()
+                queue = checkpoint._async_checkpointer()._queue
+                beside.append(steps(some, lambda queue=queue: queue.unfinished_tasks > 0))
+                checkpoint.sync()
+            saves.append({**taken.figures(), "write() seconds": begun - taken._start})
+            _sync(prefix)
+        ratio = statistics.median(there / here for here, there in zip(alone, beside, strict=True))
+        found["beside"][name] = {"steps alone": alone, "steps beside": beside, "ratio": ratio, "saves": saves}
     return found
 
 
@@ -234,13 +238,13 @@ def measure(rows: int, seconds: float, rounds: int, folder: Path, say: Callable[
     for name, flags in {"cache": [], "fsync": ["conv=fsync"], "direct": ["oflag=direct"]}.items():
         found["dd"][name] = dd(folder, found["bytes"], *flags)
     say(f"  dd: {found['dd']}")
-    ratios = [there / here for here, there in zip(found["steps alone"], found["steps beside"], strict=True)]
-    found["steps ratio"] = statistics.median(ratios)
     peaks = [
         found[part]["mebibytes"]
         for part in ("save", "save and sync", "restore from the disk", "restore from the cache")
     ]
-    found["most mebibytes"] = max(peaks + [one["mebibytes"] for one in found["asynchronous saves"]])
+    found["most mebibytes"] = max(
+        peaks + [one["mebibytes"] for kind in found["beside"].values() for one in kind["saves"]]
+    )
     return found
 
 
@@ -275,21 +279,28 @@ def markdown(result: dict[str, Any]) -> str:
     lines.append(
         f"| as much memory as the table, and nothing else | {one['seconds']:.1f} | | {one['cpu_seconds']:.1f} | | | |"
     )
-    for one in result["asynchronous saves"]:
-        lines.append(
-            f"| asynchronous save, beside training | {one['seconds']:.1f} | {size / 1e9 / one['seconds']:.2f} | |"
-            f" {one['mebibytes']:.0f} | | |"
+    most, told = result["most mebibytes"], []
+    for name, kind in result["beside"].items():
+        for one in kind["saves"]:
+            lines.append(
+                f"| asynchronous save, beside training ({name} ids) | {one['seconds']:.1f} |"
+                f" {size / 1e9 / one['seconds']:.2f} | | {one['mebibytes']:.0f} | | |"
+            )
+        told.append(
+            f"{name}: {statistics.median(kind['steps alone']):.1f} alone, {statistics.median(kind['steps beside']):.1f}"
+            " while a save goes on"
         )
-    ratio, most = result["steps ratio"], result["most mebibytes"]
     lines += [
         "",
-        f"Steps of {BATCH:,} ids a second: {statistics.median(result['steps alone']):.1f} alone,"
-        f" {statistics.median(result['steps beside']):.1f} while a save goes on.",
+        f"Steps of {BATCH:,} ids a second, {'; '.join(told)}.",
         "",
         "| | | asked | reached |",
         "|---|---|---|---|",
-        f"| steps beside an asynchronous save, of those alone | {ratio:.2f} | ≥ {LEAST_STEPS} |"
-        f" {'yes' if ratio >= LEAST_STEPS else '**no**'} |",
+        *(
+            f"| steps beside an asynchronous save, of those alone, {name} ids | {kind['ratio']:.2f} | ≥ {LEAST_STEPS} |"
+            f" {'yes' if kind['ratio'] >= LEAST_STEPS else '**no**'} |"
+            for name, kind in result["beside"].items()
+        ),
         f"| memory beside the table, MiB | {most:.0f} | ≤ {MOST_MEBIBYTES} |"
         f" {'yes' if most <= MOST_MEBIBYTES else '**no**'} |",
     ]

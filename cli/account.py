@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
+from kvtools.cli.terminal import prose
 from kvtools.migrate import Account
 
 
 def print_account(account: Account, *, as_json: bool, planned: bool = False, whole: bool = True, **more: Any) -> None:
     """Print an account: a table of what was written, then what was left out, changed and checked; or as JSON.
 
-    With `planned` it is one of what would be done (`kvtools.migrate.plan_tables`). Without `whole` the tables were
+    With `planned` it is one of what would be done, of a dry run. Without `whole` the tables were
     parts of the source's, so that nothing is said of all of it.
     """
     if as_json:
-        print(json.dumps({**dataclasses.asdict(account), "lossless": account.lossless, **more}))
+        told = {"dry_run": True} if planned else {}
+        print(dumps({**dataclasses.asdict(account), "lossless": account.lossless, **told, **more}))
         return
     counts = ["rows"] if planned else ["rows read", "rows written"]
     print(
@@ -41,7 +43,7 @@ def print_account(account: Account, *, as_json: bool, planned: bool = False, who
     if account.variables:
         print(f"{account.variables} dense variable{'s' if account.variables > 1 else ''}")
     for loss in account.losses:
-        print(f"{left_out}: {loss}")
+        print(prose(f"{left_out}: {loss}"))
     for kind, lines in (
         (left_out, [(line, table.name) for table in account.tables for line in table.losses]),
         ("changed", [(line, table.name) for table in account.tables for line in table.changes]),
@@ -58,4 +60,4 @@ def print_of_tables(kind: str, lines: Sequence[tuple[str, str]], tables: int) ->
     for line in dict.fromkeys(line for line, _ in lines):
         names = [shown(name) for said, name in lines if said == line]
         whose = "all tables" if len(names) == tables > 1 else ", ".join(names)
-        print(f"{kind}: {whose}: {line}")
+        print(prose(f"{kind}: {whose}: {line}"))

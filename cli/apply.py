@@ -38,7 +38,7 @@ def run(
     Examples:
       kvtools apply train/ckpt-4 train/ckpt-5.delta train/ckpt-6.delta model.ckpt
       kvtools apply monday.ckpt tuesday.delta tuesday.ckpt
-      kvtools apply model.ckpt-100 .incremental_checkpoint/incr.ckpt-110 model.ckpt-110
+      kvtools apply full.ckpt-100 .incremental_checkpoint/incr.ckpt-110 full.ckpt-110
     """
     if len(paths) < 3:
         raise UsageError(
@@ -61,4 +61,4 @@ def run(
         )
     if not as_json:
         print_merged(merged)
-    print_account(account, as_json=as_json, merged=[dataclasses.asdict(one) for one in merged])
+    print_account(account, as_json=as_json, planned=output.dry_run, merged=[dataclasses.asdict(one) for one in merged])

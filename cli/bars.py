@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from kvtools.cli import terminal
+
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+_SHORTEST = 5
 
 
 def shows_blocks() -> bool:
@@ -20,7 +23,7 @@ def shows_blocks() -> bool:
 def bar_chart(rows: Sequence[tuple[str, int]], *, blocks: bool, width: int = 40) -> str:
     """Draw a bar for each (label, count), with the count and its share of all.
 
-    What is there gets a bar, however short.
+    What is there gets a bar, however short. On a terminal that is too narrow, bars are shorter than `width`.
 
     >>> print(bar_chart([("1 .. 2", 3), ("2 .. 4", 1), ("4 .. 8", 0)], blocks=False, width=8))
       1 .. 2  ########  3   75%
@@ -30,6 +33,9 @@ def bar_chart(rows: Sequence[tuple[str, int]], *, blocks: bool, width: int = 40)
     total, largest = sum(count for _, count in rows), max((count for _, count in rows), default=0)
     label_width = max((len(label) for label, _ in rows), default=0)
     count_width = len(f"{largest:,}")
+    room = terminal.width()
+    if room is not None:
+        width = max(_SHORTEST, min(width, room - label_width - count_width - len("          >99.9%")))
     lines = []
     for label, count in rows:
         drawn = _bar(count / largest if largest else 0.0, width, blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from kvtools.cli.options import AsJson, Output, OutputPath, Source, SourcePath, 
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.rounding import print_roundings
 from kvtools.errors import UsageError
+from kvtools.field_names import field_of
 from kvtools.narrow_rows import cosine_warning
 
 
@@ -99,8 +100,8 @@ def run(
             if slot_costs:
                 _print_costs(slot_costs)
         of_tables = {name: dataclasses.asdict(loss) for name, loss in losses.items()}
-        of_slots = {name: [dataclasses.asdict(cost) for cost in costs] for name, costs in slot_costs.items()}
-        print_account(account, as_json=as_json, roundings=of_tables, casts=of_slots)
+        of_slots = {name: _described(costs) for name, costs in slot_costs.items()}
+        print_account(account, as_json=as_json, planned=output.dry_run, roundings=of_tables, casts=of_slots)
         return
     with progress_bar("casting") as progress:
         account, costs = cast(
@@ -117,15 +118,19 @@ def run(
         )
     if not as_json and any(costs.values()):
         _print_costs(costs)
-    described = {name: [dataclasses.asdict(cost) for cost in costs[name]] for name in costs}
-    print_account(account, as_json=as_json, casts=described)
+    described = {name: _described(costs[name]) for name in costs}
+    print_account(account, as_json=as_json, planned=output.dry_run, casts=described)
+
+
+def _described(costs: Sequence[ColumnCost]) -> list[dict[str, Any]]:
+    return [{**dataclasses.asdict(cost), "column": field_of(cost.column)} for cost in costs]
 
 
 def _print_costs(costs: Mapping[str, Sequence[ColumnCost]]) -> None:
     rows = [
         [
             shown(name),
-            shown(cost.column),
+            shown(field_of(cost.column)),
             f"{cost.was} to {cost.became}",
             f"{cost.max_error:.3g}",
             f"{cost.overflowed:,}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -16,6 +15,7 @@ from kvtools.cli.clip_options import (
     print_choices,
     warn_unmatched,
 )
+from kvtools.cli.json_text import dumps
 from kvtools.cli.options import AsJson, Output, Source, SourcePath, Tables, To, bytes_of, no_standard_output
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import write_chosen
@@ -67,10 +67,11 @@ def run(
       kvtools clip model.ckpt-100 out/model.ckpt-100 --older-than 30d --table user_emb
       kvtools clip model.ckpt-100 small.ckpt-100 --top-k 1000000 --by freq
       kvtools clip model.ckpt-100 small.ckpt-100 --budget 2GiB
+      kvtools clip model.ckpt-100 small.ckpt-100 --drop-where 'freq < 3 and norm < 0.01'
       kvtools clip model.ckpt-100 small.ckpt-100 --policy thresholds.toml
       cut -f1 banned.tsv | kvtools clip model.ckpt-100 model.ckpt-100 --drop-keys-file - --force
     """
-    if out is None and not clipping.dry_run:
+    if out is None and not output.dry_run:
         raise UsageError(f"clipping '{path}': nothing says where to write; name OUT, or add --dry-run")
     names = ("--keys-file", "--drop-keys-file")
     policy = clipping.policy_of(path, max_abs, l2, keys_file, drop_keys_file, names)
@@ -79,7 +80,7 @@ def run(
     checkpoint = source.open(path, output.memory)
     warn_unmatched(policy, [*checkpoint.tables], clipping.policy)
     options = output.options()
-    if out is not None and not clipping.dry_run:
+    if out is not None:
         target = to or checkpoint.dialect
         check_output(output_of(out, target, [checkpoint]), target, force=output.force)
     with progress_bar("choosing rows of") as progress:
@@ -96,10 +97,10 @@ def run(
         print_choices(choices)
         print_budget(order)
     described = [describe(choice) for choice in choices]
-    if clipping.dry_run or out is None:
+    if output.dry_run or out is None:
         if as_json:
             record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
-            print(json.dumps({**record, "clipped": described}))
+            print(dumps({**record, "clipped": described}))
         else:
             print("nothing was written")
         return

@@ -11,6 +11,7 @@ import typer
 
 from kvtools.byte_size import byte_size
 from kvtools.cli.layout import columns, shown, size
+from kvtools.cli.terminal import prose
 from kvtools.clip import Choice, Criteria
 from kvtools.clip_policy import (
     BudgetOrder,
@@ -24,6 +25,7 @@ from kvtools.clip_policy import (
 )
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
+from kvtools.row_filter import condition_of
 
 _NAMES_SHOWN = 5
 
@@ -42,6 +44,18 @@ class Clipping:
     now: Annotated[
         str | None,
         typer.Option("--now", metavar="WHEN", help="Count the age from here: 2024-05-31, Unix seconds, or a step."),
+    ] = None
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where", metavar="EXPRESSION", help="Keep only rows that meet this, as in 'freq >= 3 or norm > 0.1'."
+        ),
+    ] = None
+    drop_where: Annotated[
+        str | None,
+        typer.Option(
+            "--drop-where", metavar="EXPRESSION", help="Cut rows that meet this, as in 'freq < 3 and norm < 0.01'."
+        ),
     ] = None
     top_k: Annotated[
         int | None, typer.Option("--top-k", metavar="K", help="Of what is left keep the K rows highest by --by.")
@@ -68,7 +82,6 @@ class Clipping:
         str | None,
         typer.Option("--policy", metavar="FILE", help="Thresholds by table, in TOML; in place of the options above."),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be cut; OUT may be left out.")] = False
 
     def policy_of(
         self,
@@ -96,6 +109,8 @@ class Clipping:
             drop_keys=None if drop_keys is None else read_key_list(drop_keys),
             top=top_of(self.top_k, by if self.top_k is not None or budget is None else None, "--top-k", "--by"),
             version_unit=version_unit_of(self.version_unit, "--version-unit"),
+            where=condition_of(self.where),
+            drop_where=condition_of(self.drop_where),
         )
         if self.policy is None:
             return Policy.of(criteria, budget=budget, by=None if budget is None else by)
@@ -141,9 +156,9 @@ def print_choices(choices: Sequence[Choice]) -> None:
         name = shown(choice.table)
         print_cut(choice.table, choice.failed)
         if choice.non_finite:
-            print(f"kept: {name}: {choice.non_finite:,} rows with NaN or infinity, whatever their norm")
+            print(prose(f"kept: {name}: {choice.non_finite:,} rows with NaN or infinity, whatever their norm"))
         if choice.undated:
-            print(f"kept: {name}: {choice.undated:,} rows with version 0, which is no time")
+            print(prose(f"kept: {name}: {choice.undated:,} rows with version 0, which is no time"))
 
 
 def print_budget(order: BudgetOrder | None) -> None:
@@ -155,7 +170,7 @@ def print_budget(order: BudgetOrder | None) -> None:
     if len(names) > _NAMES_SHOWN:
         names[_NAMES_SHOWN:] = [f"{len(names) - _NAMES_SHOWN:,} more"]
     why = f", as there are no frequencies in {', '.join(names)}; --by and --table choose otherwise" if names else ""
-    print(f"budget: rows were compared by {by}{why}")
+    print(prose(f"budget: rows were compared by {by}{why}"))
 
 
 def describe_budget(order: BudgetOrder | None) -> dict[str, Any]:
@@ -169,7 +184,8 @@ def print_cut(table: str, failed: Mapping[str, int]) -> None:
     """Print why rows of a table are cut, where any are."""
     reasons = [f"{count:,} fail {criterion}" for criterion, count in failed.items() if count]
     if reasons:
-        print(f"cut: {shown(table)}: {', '.join(reasons)}{'; a row may fail several' if len(reasons) > 1 else ''}")
+        several = "; a row may fail several" if len(reasons) > 1 else ""
+        print(prose(f"cut: {shown(table)}: {', '.join(reasons)}{several}"))
 
 
 def share_missed(lookups: int | None, missed: int | None) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns
 from kvtools.cli.options import AsJson
 from kvtools.dialects.detect import dialects
@@ -45,7 +45,7 @@ def run(
             | {"narrowed": one.narrowed, "refused": one.refused}
             for one in chosen
         ]
-        print(json.dumps({"dialects": [describe_dialect(dialect) for dialect in known.values()], "moves": records}))
+        print(dumps({"dialects": [describe_dialect(dialect) for dialect in known.values()], "moves": records}))
     elif moved_from is not None:
         print(columns(["to", "what arrives"], [[one.target, said(one).strip("*")] for one in chosen]))
     else:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kvtools.chain_increment import write_increment
 from kvtools.cli.account import print_account
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
     Dim,
+    DryRun,
     Force,
     KeyDtype,
     Memory,
@@ -27,8 +28,10 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose
 from kvtools.diff import CheckpointDiff, ColumnDiff, compare_checkpoints
 from kvtools.errors import UsageError
+from kvtools.field_names import field_of
 from kvtools.json_numbers import json_ready
 
 _NAMES_SHOWN = 10
@@ -50,7 +53,9 @@ def run(
     ] = None,
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", metavar="NAME", help="Only this table, or A_NAME=B_NAME; may be repeated."),
+        typer.Option(
+            "--table", metavar="NAME", help="Only this table, those like 'deep/*', or A_NAME=B_NAME; may be repeated."
+        ),
     ] = None,
     rtol: Annotated[float, typer.Option("--rtol", metavar="R", help="Numbers may be off by R times their size.")] = 0.0,
     atol: Annotated[float, typer.Option("--atol", metavar="D", help="Numbers may be off by D.")] = 0.0,
@@ -62,6 +67,7 @@ def run(
     value_dtype: ValueDtype = None,
     dim: Dim = None,
     force: Force = False,
+    dry_run: DryRun = False,
     memory: Memory = DEFAULT_MEMORY,
     workers: Workers = None,
     as_json: AsJson = False,
@@ -82,7 +88,7 @@ def run(
       kvtools diff model.ckpt-100 tables.h5
       kvtools diff monday.ckpt tuesday.ckpt --output delta tuesday.delta
       kvtools diff train tuesday.ckpt --output delta train/ckpt-18.delta
-      kvtools diff old.ckpt new.ckpt --table user=towers/user --rtol 1e-3
+      kvtools diff model.ckpt-100 renamed.ckpt --table user_emb=towers/user --rtol 1e-3
     """
     if top < 0:
         raise UsageError(f"comparing checkpoints: got --top {top}, expected 0 or more")
@@ -96,7 +102,7 @@ def run(
                 "comparing checkpoints: --table, --rtol, --atol, --top and --dialect are for what is shown; leave them"
                 " out with --output delta, which has every bit that changed"
             )
-        _write_delta(a, b, out, force, memory, workers, as_json)
+        _write_delta(a, b, out, Output(force, memory, workers, dry_run), as_json)
         return
     before = Source(dialect_a, key_dtype, value_dtype, dim).open(a, memory)
     after = Source(dialect_b, key_dtype, value_dtype, dim).open(b, memory)
@@ -113,22 +119,22 @@ def run(
             progress=progress,
         )
     if as_json:
-        print(json.dumps(json_ready({**dataclasses.asdict(diff), "same": diff.same})))
+        print(dumps(json_ready(_described(diff))))
     else:
         _print(diff)
     if not (diff.same or exit_zero):
         raise typer.Exit(3)
 
 
-def _write_delta(a: str, b: str, out: str, force: bool, memory: str, workers: int | None, as_json: bool) -> None:
+def _write_delta(a: str, b: str, out: str, output: Output, as_json: bool) -> None:
     with progress_bar("comparing") as progress:
         account, changes, record = write_increment(
             a,
             b,
             out,
-            open_options=Source().options(memory),
-            options=Output(force, memory).options(),
-            workers=workers,
+            open_options=Source().options(output.memory),
+            options=output.options(),
+            workers=output.workers,
             progress=progress,
         )
     if not as_json:
@@ -138,14 +144,26 @@ def _write_delta(a: str, b: str, out: str, force: bool, memory: str, workers: in
             for one in changes
         ]
         print(columns(header, lines, right=frozenset({1, 2, 3, 4})))
-        print(f"increment {record.sequence} after {record.sequence - 1}, of chain {record.chain}\n")
+        print(prose(f"increment {record.sequence} after {record.sequence - 1}, of chain {record.chain}") + "\n")
     print_account(
         account,
         as_json=as_json,
+        planned=output.dry_run,
         sequence=record.sequence,
         chain=record.chain,
         changes=[dataclasses.asdict(one) for one in changes],
     )
+
+
+def _described(diff: CheckpointDiff) -> dict[str, Any]:
+    """Return a comparison as it stands in JSON."""
+    record = {**dataclasses.asdict(diff), "same": diff.same}
+    for table in record["tables"]:
+        columns_of = {field_of(name): column for name, column in table["columns"].items()}
+        table["columns"] = {name: {**column, "name": name} for name, column in columns_of.items()}
+        for where in ("only_in_a", "only_in_b"):
+            table[where] = [field_of(name) for name in table[where]]
+    return record
 
 
 def _print(diff: CheckpointDiff) -> None:
@@ -170,11 +188,11 @@ def _print(diff: CheckpointDiff) -> None:
     ]
     if lines:
         print()
-        print("\n".join(lines))
+        print("\n".join(map(prose, lines)))
     print()
     if diff.same:
         rows = sum(table.rows_a for table in diff.tables)
-        print(f"the same: {len(diff.tables)} tables, {rows:,} rows, {len(diff.variables)} dense variables")
+        print(prose(f"the same: {len(diff.tables)} tables, {rows:,} rows, {len(diff.variables)} dense variables"))
     else:
         print("different")
 
@@ -200,7 +218,7 @@ def _print_changes(diff: CheckpointDiff) -> None:
     header = ["changed", "rows", "max", "mean", "L2", "relative", "non-finite"]
     right = frozenset(range(1, 7))
     rows = [
-        [shown(f"{t.name_a} {name.replace('slot:', 'slot ')}"), *_numbers(column)]
+        [shown(f"{t.name_a} {field_of(name)}"), *_numbers(column)]
         for t in diff.tables
         for name, column in t.columns.items()
         if column.changed

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import textwrap
 from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.options import AsJson
+from kvtools.cli.terminal import styled
 from kvtools.doctor import SECTIONS, Check, diagnose
 from kvtools.errors import CheckFailedError, UsageError
 
 _MARKS = {"ok": " ok ", "note": "note", "warning": "WARN", "error": "FAIL"}
+_STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red"}
 
 
 def run(
@@ -47,7 +49,7 @@ def run(
     errors = sum(check.status == "error" for checks in found.values() for check in checks)
     if as_json:
         sections = {section: [dataclasses.asdict(check) for check in checks] for section, checks in found.items()}
-        print(json.dumps({"ok": not errors, "sections": sections}))
+        print(dumps({"ok": not errors, "sections": sections}))
     if errors:
         raise CheckFailedError(f"looking at this environment: {errors} of its parts do not work; see what is marked")
 
@@ -58,7 +60,8 @@ def _print(section: str, checks: list[Check], *, first: bool) -> None:
     print(section)
     width = max(len(check.name) for check in checks)
     for check in checks:
-        print(f"  [{_MARKS[check.status]}] {check.name.ljust(width)}  {check.value}")
+        mark = styled(_MARKS[check.status], _STYLES[check.status])
+        print(f"  [{mark}] {check.name.ljust(width)}  {check.value}")
         if check.advice:
             for line in textwrap.wrap(check.advice, 90, break_long_words=False, break_on_hyphens=False):
                 print(f"         {' ' * width} -> {line}")

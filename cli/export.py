@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +23,12 @@ from kvtools.cli.clip_options import (
     share_missed,
     warn_unmatched,
 )
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
+    DryRun,
     Force,
     Memory,
     Source,
@@ -38,19 +39,24 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.rounding import print_roundings
+from kvtools.cli.terminal import prose
 from kvtools.cli.versions import Keep, NextVersion, OldVersions, version_output
 from kvtools.clip import Choice
 from kvtools.clip_policy import BudgetOrder, budget_order
 from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.snapshot import NAME as SNAPSHOT
 from kvtools.errors import UsageError
-from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
+from kvtools.export import MODEL_FILE, TableExport, choose_for_saved_model, export_saved_model
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
 from kvtools.export_snapshot import choose_for_snapshot, export_snapshot, missing_is_zeros
 from kvtools.export_split import choose_for_split, export_split
 from kvtools.export_warmup import Warmup
 from kvtools.indexed_rows import check_index
 from kvtools.meta_file import named_tensors, trained_graph
+from kvtools.migrate import check_output
 from kvtools.narrow_rows import check_fits, cosine_warning, dtype_notes
+from kvtools.replace_output import check_replaceable
+from kvtools.split_manifest import MANIFEST
 from kvtools.stock_model.training_graph import Wanted
 
 _WHOLE = re.compile(r"-?\d+", re.ASCII)
@@ -163,6 +169,7 @@ def run(
     source: Source,
     memory: Memory = DEFAULT_MEMORY,
     force: Force = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model, or tables, as a SavedModel of stock TensorFlow operations, or tables as a snapshot.
@@ -190,7 +197,7 @@ def run(
       kvtools export --split models/7 trained_model --dtype float16 --check 100
       kvtools export --snapshot models/ctr/7.kvsnap model.ckpt-100 --keep 3
     """
-    if clipping.dry_run and (savedmodel, snapshot, split, keep, next_one) == (None, None, None, None, False):
+    if dry_run and (savedmodel, snapshot, split, keep, next_one) == (None, None, None, None, False):
         savedmodel = Path()
     if sum(output is not None for output in (savedmodel, snapshot, split)) != 1:
         raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT or --split OUT, one of them")
@@ -211,6 +218,11 @@ def run(
     policy = clipping.policy_of(str(path), clip_abs, clip_l2, keep_keys, drop_keys, ("--keep-keys", "--drop-keys"))
     checkpoint = source.open_for(table or [], path, memory)
     warn_unmatched(policy, [*checkpoint.tables], clipping.policy)
+    if dry_run and named != Path():
+        if snapshot is not None:
+            check_output(old.output, SNAPSHOT, force=force)
+        else:
+            check_replaceable(old.output, mark=MODEL_FILE if split is None else MANIFEST, force=force)
     what: dict[str, Any] = {
         "tables": table or (),
         "policy": policy,
@@ -231,7 +243,7 @@ def run(
     if "graph" in what or (snapshot is None and not table and has_custom_operations(Path(checkpoint.path))):
         del what["tables"]
         what["warmup"] = warm
-        how = {"split": split is not None, "force": force, "dry_run": clipping.dry_run, "as_json": as_json}
+        how = {"split": split is not None, "force": force, "dry_run": dry_run, "as_json": as_json}
         _export_model(checkpoint, old, what, of_index, check, **how)
         return
     if split is not None:
@@ -245,7 +257,7 @@ def run(
             if not table
             else f"exporting: got --check {check} and --table: tables alone answer nothing that the model does"
         )
-    if clipping.dry_run:
+    if dry_run:
         choose = choose_for_snapshot if savedmodel is None else choose_for_saved_model
         _choose_only(checkpoint, choose, what, old, as_json)
         return
@@ -263,7 +275,7 @@ def run(
         kind = "snapshot" if savedmodel is None else "savedmodel"
         record = {"path": str(checkpoint.path), kind: str(old.output), **describe_budget(order), **old.described()}
         of_tables = [dataclasses.asdict(export) for export in exports]
-        print(json.dumps({**record, "tables": of_tables, "left_out": variables, **_described(warm)}))
+        print(dumps({**record, "tables": of_tables, "left_out": variables, **_described(warm)}))
     else:
         _print_exports(old, exports, variables, order, warm)
 
@@ -306,12 +318,12 @@ def _export_model(
         record |= describe_budget(order) | old.described() | _described(warm)
         checks = [dataclasses.asdict(one) for one in model.checks]
         compared = {"checks": checks, "not_compared": model.not_compared}
-        print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, **compared}))
+        print(dumps({**record, "tables": of_tables, "left_out": model.left_out, **compared}))
     else:
         for one in model.checks:
-            print(f"checked: {one.signature}: {_told(one, model.tables, model.not_compared)}")
+            print(prose(f"checked: {one.signature}: {_told(one, model.tables, model.not_compared)}"))
         for name in model.not_compared:
-            print(f"not compared: table '{name}': no answer came from a row of it")
+            print(prose(f"not compared: table '{name}': no answer came from a row of it"))
         _print_exports(old, model.tables, model.left_out, order, warm)
 
 
@@ -359,7 +371,7 @@ def _choose_only(
         record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
         if old.keep is not None:
             record["removed"] = [str(path) for path in old.planned()]
-        print(json.dumps({**record, "tables": of_tables}))
+        print(dumps({**record, "tables": of_tables}))
     else:
         print_choices(choices)
         print_budget(order)
@@ -454,12 +466,12 @@ def _print_exports(
         print()
     print_roundings([(export.name, export.value_dtype, export.rounding) for export in exports if export.rounding])
     for line in variables:
-        print(f"left out: {line}")
+        print(prose(f"left out: {line}"))
     print_of_tables("left out", [(line, export.name) for export in exports for line in export.left_out], len(exports))
     print_of_tables("note", [(line, export.name) for export in exports for line in export.notes], len(exports))
     if warm is not None:
         print(f"warm-up: {warm.requests:,} requests")
         for line in warm.notes:
-            print(f"note: {line}")
+            print(prose(f"note: {line}"))
     print(f"wrote {old.output}")
     old.print_removed()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvtools.chain import ChainError
+from kvtools.cli.json_text import dumps
 from kvtools.cli.options import AsJson
 from kvtools.cli.signals import SignalError
 from kvtools.errors import KvtoolsError, UsageError, one_line
@@ -79,7 +79,7 @@ def run(
                 said = {"member": applied.name, "rows": applied.rows, "removed": applied.removed, "seconds": after}
                 late = "" if after is None else f", {after:.2f} s after its moment"
                 line = f"{applied.name}: {applied.rows:,} rows, {applied.removed:,} keys removed{late}"
-                print(json.dumps(said) if as_json else line, flush=True)
+                print(dumps(said) if as_json else line, flush=True)
             elif once:
                 break
             else:

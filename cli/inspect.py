@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -11,10 +10,12 @@ import numpy.typing as npt
 import typer
 
 from kvtools.chain_place import is_chain
+from kvtools.cli.json_text import dumps
 from kvtools.cli.key_arguments import are_keys, spread_option
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import AsJson, Source, SourcePath, Tables, check_readable
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose, styled
 from kvtools.errors import UsageError, one_line
 from kvtools.inspect import (
     KeyRow,
@@ -64,7 +65,7 @@ def run(
     \b
     Examples:
       kvtools inspect model.ckpt-100
-      kvtools inspect exported_savedmodel --json
+      kvtools inspect exported --json
       kvtools inspect model.ckpt-100 --table user_emb --keys 17 -3
       kvtools inspect model.ckpt-100 --sample 5 --slots
       kvtools inspect model.ckpt-100 --tables --parts
@@ -100,7 +101,7 @@ def run(
     if as_json:
         if show_rows:
             report["rows"] = [describe_row(row, slots=slots) for row in rows]
-        print(json.dumps(report))
+        print(dumps(report))
     elif show_rows:
         _print_rows(rows, wanted, show_slots=slots)
     else:
@@ -116,7 +117,7 @@ def _inspect_chain(
     inspect_chain = importlib.import_module("kvtools.cli.inspect_chain")  # with all that folds chains: seldom needed
     chain, full = inspect_chain.look_into(path, source, names)
     if as_json:
-        print(json.dumps({**chain.to_dict(), "full": full}))
+        print(dumps({**chain.to_dict(), "full": full}))
     else:
         inspect_chain.print_chain(chain)
         if full is not None:
@@ -173,9 +174,10 @@ def _print_report(report: dict[str, Any], *, list_variables: bool, show_slots: b
         print("no key-value tables")
     for table in tables:
         for note in table["notes"]:
-            print(f"note: {shown(table['name'])}: {shown(note)}")
+            print(prose(f"note: {shown(table['name'])}: {shown(note)}"))
     for broken in unreadable:
-        print(f"unreadable: {shown(broken['table'])}: {one_line(broken['error'])}")
+        line = prose(f"unreadable: {shown(broken['table'])}: {one_line(broken['error'])}")
+        print(styled("unreadable:", "red") + line.removeprefix("unreadable:"))
     if show_slots:
         _print_slots(tables)
     if show_parts:
@@ -230,7 +232,7 @@ def _print_parts(tables: Sequence[dict[str, Any]]) -> None:
             [shown(table["name"]), shown(extra["name"]), extra["dtype"], str(extra["shape"])]
             for extra in table["extras"]
         ]
-    header = ["table", "part", "rows", "partition", "freqs", "versions", "unit"]
+    header = ["table", "part", "rows", "partition", "freq", "version", "unit"]
     print()
     print(columns(header, lines, right=frozenset({1, 2})))
     if extras:
@@ -257,7 +259,7 @@ def _print_rows(rows: Sequence[KeyRow], wanted: Sequence[int], *, show_slots: bo
                 lines += [["", "", "", "", "", f"  {shown(name)}", _numbers(slot)] for name, slot in row.slots.items()]
         print(
             columns(
-                ["table", "key", "freq", "version", "|value|", "slot norms", "value"],
+                ["table", "key", "freq", "version", "norm", "slot norms", "value"],
                 lines,
                 right=frozenset({1, 2, 3, 4}),
             )
@@ -267,7 +269,7 @@ def _print_rows(rows: Sequence[KeyRow], wanted: Sequence[int], *, show_slots: bo
     found = {row.key for row in rows}
     missing = [str(key) for key in dict.fromkeys(wanted) if key not in found]
     if missing:
-        print(f"in no table: {', '.join(missing)}")
+        print(prose(f"in no table: {', '.join(missing)}"))
 
 
 def _numbers(row: npt.NDArray[Any]) -> str:

@@ -9,6 +9,7 @@ from kvtools.chain_check import ChainReport, report_chain
 from kvtools.chain_place import chain_at
 from kvtools.cli.layout import columns, shown, size, told_time
 from kvtools.cli.options import Source
+from kvtools.cli.terminal import prose, styled
 from kvtools.inspect import describe, describe_table
 
 
@@ -46,11 +47,14 @@ def print_chain(report: ChainReport) -> None:
                 for member in report.members
             ],
             right=frozenset({1, 4, 5, 6, 7, 8}),
+            spare=(1, 5, 6, 8, 9),
         )
     )
     for member in report.members:
         if member.error:
-            print(f"unreadable: {shown(member.member)}: {shown(member.error)}")
+            line = prose(f"unreadable: {shown(member.member)}: {shown(member.error)}")
+            print(styled("unreadable:", "red") + line.removeprefix("unreadable:"))
     if taken:
         total = sum(member.bytes for member in taken)
-        print(f"\n* the newest whole chain: {taken[0].member} and {len(taken) - 1} increments, {size(total)}")
+        newest = f"{taken[0].member} and {len(taken) - 1} increments, {size(total)}"
+        print("\n" + prose(f"* the newest whole chain: {newest}"))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kvtools.chain_fold import newest_of
 from kvtools.chain_log import KeyEvent, MemberLog, life_of, log_chain
 from kvtools.chain_place import chain_at
+from kvtools.cli.json_text import dumps
 from kvtools.cli.key_arguments import spread_option
 from kvtools.cli.layout import columns, shown, told_time
 from kvtools.cli.options import DEFAULT_MEMORY, AsJson, Memory, Source, Tables, Until, bytes_of
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose
 from kvtools.errors import CheckFailedError, UsageError
 from kvtools.json_numbers import json_ready
 
@@ -60,12 +61,12 @@ def run(
             )
     if key is None:
         if as_json:
-            print(json.dumps({"path": path, "members": [dataclasses.asdict(log) for log in logs]}))
+            print(dumps({"path": path, "members": [dataclasses.asdict(log) for log in logs]}))
         else:
             _print_log(logs)
         return
     if as_json:
-        print(json.dumps(json_ready({"path": path, "key": key, "events": [dataclasses.asdict(e) for e in events]})))
+        print(dumps(json_ready({"path": path, "key": key, "events": [_described(event) for event in events]})))
     elif events:
         _print_life(events)
     if not events:
@@ -90,7 +91,7 @@ def _print_log(logs: Sequence[MemberLog]) -> None:
             lines.append([*first, shown(one.table), f"{one.rows:,}", *changes])
             first = ["", "", ""]
     header = ["member", "step", "time", "table", "rows", "born", "changed", "removed"]
-    print(columns(header, lines, right=frozenset({1, 4, 5, 6, 7})))
+    print(columns(header, lines, right=frozenset({1, 4, 5, 6, 7}), spare=(1, 2)))
     for log in logs:
         for one in log.tables:
             for kind, keys, count in (
@@ -100,15 +101,22 @@ def _print_log(logs: Sequence[MemberLog]) -> None:
             ):
                 if keys:
                     more = ", ..." if count > len(keys) else ""
-                    print(f"{shown(log.member)}: {shown(one.table)}: {kind} {', '.join(map(str, keys))}{more}")
+                    keys_told = ", ".join(map(str, keys)) + more
+                    print(prose(f"{shown(log.member)}: {shown(one.table)}: {kind} {keys_told}"))
     for log in logs:
         for one in log.tables:
             if one.recorded_born not in (None, one.born):
-                print(
+                line = (
                     f"note: {shown(log.member)}: {shown(one.table)}: by its record {one.recorded_born:,} rows were"
                     " born: a key that went and came again since the member before counts as born there, and as"
                     " changed here"
                 )
+                print(prose(line))
+
+
+def _described(event: KeyEvent) -> dict[str, Any]:
+    record = dataclasses.asdict(event)
+    return {"norm" if name == "l2" else name: value for name, value in record.items()}
 
 
 def _print_life(events: Sequence[KeyEvent]) -> None:
@@ -125,5 +133,5 @@ def _print_life(events: Sequence[KeyEvent]) -> None:
         ]
         for event in events
     ]
-    header = ["table", "member", "what", "freq", "version", "|value|", "value"]
+    header = ["table", "member", "what", "freq", "version", "norm", "value"]
     print(columns(header, lines, right=frozenset({3, 4, 5})))

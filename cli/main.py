@@ -7,6 +7,7 @@ TensorFlow. Errors are one line on stderr, and the exit status says of which kin
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -16,8 +17,10 @@ import typer
 
 from kvtools import __version__
 from kvtools.cli.option_groups import with_single_options
+from kvtools.cli.shared_options import Color, Quiet, StringKeys, command_of, is_quiet, own_options, with_shared_options
 from kvtools.cli.signals import SignalError, ended_by_signals
 from kvtools.cli.standard_output import RefusedOutputError, give_up_output, open_standard_files, standard_output
+from kvtools.cli.terminal import styled
 from kvtools.errors import KvtoolsError, one_line
 
 COMMANDS = {
@@ -27,12 +30,20 @@ COMMANDS = {
     "verify": "Check that a checkpoint is sound.",
     "diff": "Compare two checkpoints, of any dialects.",
     "get": "Print the rows of keys.",
+    "sql": "Ask tables in SQL, of one checkpoint or several.",
+    "scan": "Print the rows within a range of keys.",
+    "top": "Print the rows that come first: hot keys, the largest norms, the oldest.",
+    "neighbours": "Print the rows nearest to a key's, or to a vector.",
     "log": "List who came and went in a chain of increments.",
+    "explore": "Look around in tables, on a page with sliders or in a terminal.",
     "report": "Write a page of plots about the tables.",
+    "advise": "Say what would make tables smaller, and what that costs.",
+    "simulate": "Replay a log of ids through the policies of training.",
     "migrate": "Move tables to another dialect.",
     "clip": "Leave out rows that are not worth their memory.",
     "cast": "Change the types of values and keys.",
     "reshard": "Change the number of parts.",
+    "repair": "Mend what verify finds wrong.",
     "merge": "Make one checkpoint of several, or of a chain.",
     "apply": "Put increments into a checkpoint.",
     "split": "Make several checkpoints of one.",
@@ -42,17 +53,24 @@ COMMANDS = {
     "follow": "Keep tables in Redis as new as a chain of checkpoints.",
     "doctor": "Look at this environment, and say what to do about what is missing.",
     "setup-horovod": "Build and install Horovod, for training on several ranks.",
+    "completion": "Let bash, zsh or fish complete commands, options and tables.",
+    "man": "Show the manual page of a command, or write those of all.",
 }
 
 
 HELD_BACK = frozenset(
-    {"verify", "diff", "report", "migrate", "clip", "cast", "reshard", "merge", "apply", "split", "rename", "export"}
+    {"verify", "diff", "report", "migrate", "clip", "cast", "repair", "reshard", "merge", "apply", "split", "rename"}
+    | {"explore", "export"}
 )
 """Commands whose work is a file or a verdict: they go on to their end, whoever reads what they say of it."""
 
 
-def build_app(requested: str | None) -> typer.Typer:
-    """Make the command line: the command `requested` with its module, the others as mere names."""
+_OF_ROWS = frozenset({"sql", "get", "scan", "top"})
+"""Commands that print rows, or write them to a file."""
+
+
+def build_app(*requested: str) -> typer.Typer:
+    """Make the command line: the commands `requested` with their modules, the others as mere names."""
     app = typer.Typer(
         name="kvtools",
         add_completion=False,
@@ -63,8 +81,8 @@ def build_app(requested: str | None) -> typer.Typer:
     app.callback()(_kvtools)
     for name, summary in COMMANDS.items():
         command: Callable[..., None] = _not_loaded
-        if name == requested:
-            command = with_single_options(importlib.import_module(_module(name)).run)
+        if name in requested:
+            command = with_shared_options(with_single_options(importlib.import_module(_module(name)).run))
         app.command(name, short_help=summary)(command)
     return app
 
@@ -72,13 +90,21 @@ def build_app(requested: str | None) -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1, 2 or 3, or 128 and the signal that ended it."""
     open_standard_files()
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    requested = next((argument for argument in arguments if not argument.startswith("-")), None)
+    with own_options():
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    requested = command_of(arguments)
     status = 0
     try:
-        app = build_app(requested if requested in COMMANDS else None)
+        app = build_app(*([requested] if requested in COMMANDS else []))
+        if not arguments:
+            return _tell_usage(app)
         arguments = _prepared(arguments, requested)
-        with ended_by_signals(), standard_output(held_back=_is_held_back(requested, arguments)):
+        held_back = _is_held_back(requested, arguments)
+        dropped = held_back and is_quiet(arguments)
+        with ended_by_signals(), standard_output(held_back=held_back, dropped=dropped):
             result = app(arguments, prog_name="kvtools", standalone_mode=False)
             status = result if isinstance(result, int) else 0
         if status == 130:  # how Typer tells of an interrupt
@@ -112,8 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_held_back(requested: str | None, arguments: Sequence[str]) -> bool:
-    """Tell whether a command goes on to its end, whoever reads; `get` does so where it writes rows to a file."""
-    writes_rows = requested == "get" and any(argument.partition("=")[0] == "--output" for argument in arguments)
+    """Tell whether a command goes on to its end, whoever reads; those of rows do where they write a file."""
+    writes_rows = requested in _OF_ROWS and any(argument.partition("=")[0] == "--output" for argument in arguments)
     return requested in HELD_BACK or writes_rows
 
 
@@ -130,8 +156,15 @@ def _module(command: str) -> str:
 
 def _fail(message: str, status: int) -> int:
     give_up_output()
-    print(f"kvtools: {one_line(message)}", file=sys.stderr)
+    print(f"{styled('kvtools:', 'bold red', sys.stderr)} {one_line(message)}", file=sys.stderr)
     return status
+
+
+def _tell_usage(app: typer.Typer) -> int:
+    """Print the help where nothing at all was asked for: on stderr and with status 2, as a script's slip would be."""
+    with contextlib.redirect_stdout(sys.stderr):
+        app(["--help"], prog_name="kvtools", standalone_mode=False)
+    return 2
 
 
 def _version(wanted: bool) -> None:
@@ -144,6 +177,9 @@ def _kvtools(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
+    string_keys: StringKeys = False,
+    quiet: Quiet = False,
+    color: Color = None,
 ) -> None:
     """Key-value embedding tables: look into their checkpoints, export and serve them, without custom ops.
 

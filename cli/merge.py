@@ -48,7 +48,8 @@ def run(
         typer.Option("--slots", metavar="same|common", help="Ask for the same slots, or keep those that all have."),
     ] = "same",
     table: Annotated[
-        list[str] | None, typer.Option("--table", metavar="NAME", help="Merge only this table; may be repeated.")
+        list[str] | None,
+        typer.Option("--table", metavar="NAME", help="Merge only this table, or those like 'deep/*'; may be repeated."),
     ] = None,
     into: Annotated[
         str | None,
@@ -79,9 +80,9 @@ def run(
       kvtools merge train model.ckpt
       kvtools merge train model.ckpt --until 17
       kvtools merge rank0.ckpt rank1.ckpt rank2.ckpt whole.ckpt --on-conflict error
-      kvtools merge full.ckpt-100 incr.ckpt-110 incr.ckpt-120 full.ckpt-120
+      kvtools merge full.ckpt-100 .incremental_checkpoint/incr.ckpt-110 full.ckpt-110
       kvtools merge a.ckpt b.ckpt mean.ckpt --on-conflict mean --slots common
-      kvtools merge model.ckpt-100 out.ckpt --into emb --table emb_old --table emb_new
+      kvtools merge towers.ckpt out.ckpt --into user --table user_old --table user_new
     """
     if len(paths) < 2:
         raise UsageError(f"merging {paths}: expected the checkpoints and then OUT; see `kvtools merge --help`")
@@ -116,7 +117,7 @@ def run(
                 workers=output.workers,
                 progress=progress,
             )
-        _print(account, merged, as_json)
+        _print(account, merged, as_json, output.dry_run)
         return
     chained = next(
         (one for one, kind in zip(checkpoints, kinds, strict=True) if kind and one.dialect == TFPLUGIN), None
@@ -140,7 +141,7 @@ def run(
             workers=output.workers,
             progress=progress,
         )
-    _print(account, merged, as_json)
+    _print(account, merged, as_json, output.dry_run)
 
 
 def is_a_chain(path: str) -> bool:
@@ -176,7 +177,7 @@ def _merge_chain(
             workers=output.workers,
             progress=progress,
         )
-    _print(account, merged, as_json)
+    _print(account, merged, as_json, output.dry_run)
 
 
 def _is_increment(checkpoint: Checkpoint) -> bool | None:
@@ -185,10 +186,10 @@ def _is_increment(checkpoint: Checkpoint) -> bool | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _print(account: Account, merged: list[Merged], as_json: bool) -> None:
+def _print(account: Account, merged: list[Merged], as_json: bool, dry_run: bool) -> None:
     if not as_json and merged:
         print_merged(merged)
-    print_account(account, as_json=as_json, merged=[dataclasses.asdict(one) for one in merged])
+    print_account(account, as_json=as_json, planned=dry_run, merged=[dataclasses.asdict(one) for one in merged])
 
 
 def print_merged(merged: list[Merged]) -> None:

@@ -65,7 +65,14 @@ Workers = Annotated[
 EngineName = Annotated[
     str, typer.Option("--engine", metavar="local|ray", help="Where shards are worked on: here, or on a Ray cluster.")
 ]
-Tables = Annotated[list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; may be repeated.")]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", metavar="NAME", help="Only this table, or those like 'deep/*'; may be repeated."),
+]
+Where = Annotated[
+    str | None,
+    typer.Option("--where", metavar="EXPRESSION", help="Only rows that meet this, as in 'freq < 3 and norm < 0.01'."),
+]
 To = Annotated[str | None, typer.Option("--to", metavar="DIALECT", help="The dialect to write; that of PATH.")]
 Parts = Annotated[
     int | None, typer.Option("--parts", metavar="N", help="How many parts each table gets; as many as it has.")
@@ -82,6 +89,9 @@ Partition = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that is there.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Do all but write: say what would be there, and change nothing on disk.")
+]
 Compression = Annotated[
     str | None, typer.Option("--compression", metavar="NAME", help="As the dialect names it; 'none' for none.")
 ]
@@ -126,6 +136,7 @@ class Output:
     force: Force = False
     memory: Memory = DEFAULT_MEMORY
     workers: Workers = None
+    dry_run: DryRun = False
 
     def options(
         self,
@@ -145,6 +156,7 @@ class Output:
             partition,
             memory=bytes_of(self.memory),
             force=self.force,
+            dry_run=self.dry_run,
         )
 
 
@@ -154,7 +166,7 @@ def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: 
     A command that only reads opens a checkpoint leniently, asks before its work for the tables named, and after it
     for all, so that one damaged table hides none of the others.
     """
-    for name in tables:
+    for name in checkpoint.names_of(tables):
         if name in checkpoint.broken:
             raise checkpoint.broken[name]
     if any_table and not tables and checkpoint.broken:

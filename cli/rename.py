@@ -62,11 +62,11 @@ def run(
 
     \b
     Examples:
-      kvtools rename model.ckpt-100 new/model.ckpt-100 --table emb=user_emb
-      kvtools rename model.ckpt-100 new.ckpt-100 --strip-prefix tower/ --slot m=Adam.m --slot v=Adam.v
-      kvtools rename model.ckpt-100 new.ckpt-100 --regex --table '(.*)_embedding=emb/\\1'
+      kvtools rename model.ckpt-100 new/model.ckpt-100 --table user_emb=users
+      kvtools rename model.ckpt-100 new.ckpt-100 --add-prefix tower/ --slot Adam.m=m --slot Adam.v=v
+      kvtools rename model.ckpt-100 new.ckpt-100 --regex --table '(.*)_emb=emb/\\1'
       kvtools rename model.ckpt-100 model.ckpt-100 --variable dense/kernel=top/kernel --force
-      kvtools rename model.ckpt-100 new.ckpt-100 --split-slot GroupAdam=GroupAdam.m,GroupAdam.v,GroupAdam.z
+      kvtools rename model.ckpt-100 new.ckpt-100 --join-slots Adam.m,Adam.v=Adam
     """
     checkpoint = source.open(path, output.memory)
     slots = {name for reader in checkpoint.tables.values() for name in reader.slots}
@@ -89,7 +89,7 @@ def run(
         for old, new in renamed.items():
             print(f"{shown(old)} -> {shown(new)}")
         print()
-    print_account(account, as_json=as_json, renamed=renamed)
+    print_account(account, as_json=as_json, planned=output.dry_run, renamed=renamed)
 
 
 def _pairs(option: str, texts: Sequence[str] | None, known: Collection[str]) -> tuple[tuple[str, str], ...]:

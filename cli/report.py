@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
+    DryRun,
     EngineName,
     Force,
     Memory,
@@ -38,6 +39,7 @@ def run(
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="What stands above the page.")] = None,
     table: Tables = None,
     force: Force = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     source: Source,
     memory: Memory = DEFAULT_MEMORY,
@@ -69,11 +71,13 @@ def run(
             workers=workers,
             engine=where,
             force=force,
+            dry_run=dry_run,
             progress=progress,
         )
     if as_json:
         names = [reader.schema.name for reader in checkpoints[-1].select(table or [])]
-        print(json.dumps({"path": str(checkpoints[-1].path), "html": str(html), "bytes": size, "tables": names}))
+        record = {"path": str(checkpoints[-1].path), "html": str(html), "bytes": size, "tables": names}
+        print(dumps(record | ({"dry_run": True} if dry_run else {})))
     else:
-        print(f"wrote {html}")
+        print(f"{'would write' if dry_run else 'wrote'} {html}")
     check_readable(checkpoints[-1], table or [], any_table=True)

@@ -56,7 +56,10 @@ def run(
     if not as_json:
         _print_parts(account, table)
     print_account(
-        account, as_json=as_json, balance={done.name: round(balance(done.part_rows), 4) for done in account.tables}
+        account,
+        as_json=as_json,
+        planned=output.dry_run,
+        balance={done.name: round(balance(done.part_rows), 4) for done in account.tables},
     )
 
 

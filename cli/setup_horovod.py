@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.options import AsJson
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.shared_options import shared
+from kvtools.cli.terminal import can_redraw
 from kvtools.horovod_setup.build import HorovodBuildError
 from kvtools.horovod_setup.setup import HorovodSetup, setup_horovod
 
@@ -50,7 +53,8 @@ def run(
       kvtools setup-horovod --jobs 8 --force
       kvtools setup-horovod --sdist horovod-0.28.1.tar.gz --json
     """
-    with progress_bar("", unit="%") as bar:
+    watched = can_redraw(sys.stderr)
+    with progress_bar("", unit="%") if watched else contextlib.nullcontext() as bar:
         last, shown = "", 0
 
         def progress(doing: str, done: int, total: int) -> None:
@@ -60,6 +64,8 @@ def run(
                 if last and doing != last:
                     bar(last, 100, 100)
                 bar(doing, percent, 100)
+            elif shared().quiet:
+                pass
             elif doing != last:
                 print(f"kvtools: {doing} ...", file=sys.stderr, flush=True)
                 shown = 0
@@ -74,7 +80,8 @@ def run(
             for line in error.details:
                 print(f"  {line}", file=sys.stderr)
             raise
-    print(json.dumps(dataclasses.asdict(setup)) if as_json else _sentence(setup))
+    if as_json or not shared().quiet:
+        print(dumps(dataclasses.asdict(setup)) if as_json else _sentence(setup))
 
 
 def _sentence(setup: HorovodSetup) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     AsJson,
@@ -21,9 +21,11 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
 from kvtools.migrate import Account
+from kvtools.row_filter import condition_of
 from kvtools.split import By, split
 
 
@@ -52,6 +54,14 @@ def run(
             help="Two pieces: the keys listed, and the rest; a key per line, or .npy; - is stdin.",
         ),
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="EXPRESSION",
+            help="Two pieces: rows that meet this, as in 'freq >= 3', and the rest.",
+        ),
+    ] = None,
     to: To = None,
     table: Tables = None,
     output: Output,
@@ -68,6 +78,7 @@ def run(
       --by mod:4     mod-0-of-4, ...: keys of floor-mod 0, ...
       --rows N       rows-00000-of-00007, ...
       --keys-file    listed, rest
+      --where        matching, rest
 
     With OUT shards they are shards/mod-0-of-4, ...; with OUT 'shards/{}.ckpt', shards/mod-0-of-4.ckpt, ...
     `kvtools merge` puts them together again.
@@ -78,9 +89,10 @@ def run(
       kvtools split model.ckpt-100 'shards/{}.ckpt-100' --by mod:4 --table user_emb
       kvtools split model.ckpt-100 pieces --rows 1000000
       kvtools split model.ckpt-100 'users-{}.ckpt' --keys-file vip.txt
+      kvtools split model.ckpt-100 'hot-{}.ckpt' --where 'freq >= 100'
     """
     checkpoint = source.open_for(table or [], path, output.memory)
-    how = _by(by, rows, keys_file)
+    how = _by(by, rows, keys_file, where)
     options = output.options()
     with progress_bar("writing") as progress:
         accounts = split(
@@ -88,24 +100,27 @@ def run(
         )
     if as_json:
         print(
-            json.dumps(
+            dumps(
                 {
                     "path": str(checkpoint.path),
                     "outputs": [{**dataclasses.asdict(one), "lossless": one.lossless} for one in accounts],
                     "variables_left_out": len(checkpoint.variables),
+                    **({"dry_run": True} if output.dry_run else {}),
                 }
             )
         )
     else:
-        _print_accounts(accounts)
+        _print_accounts(accounts, planned=output.dry_run)
         if checkpoint.variables:
-            print(f"left out: {len(checkpoint.variables)} dense variables; they are in no piece")
+            print(prose(f"left out: {len(checkpoint.variables)} dense variables; they are in no piece"))
 
 
-def _by(by: str | None, rows: int | None, keys_file: str | None) -> By:
-    given = [option for option in (by, rows, keys_file) if option is not None]
+def _by(by: str | None, rows: int | None, keys_file: str | None, where: str | None) -> By:
+    given = [option for option in (by, rows, keys_file, where) if option is not None]
     if len(given) != 1:
-        raise UsageError(f"splitting: got {len(given)} of --by, --rows and --keys-file, expected one")
+        raise UsageError(f"splitting: got {len(given)} of --by, --rows, --keys-file and --where, expected one")
+    if where is not None:
+        return By("where", where=condition_of(where))
     if rows is not None:
         return By("rows", rows)
     if keys_file is not None:
@@ -120,7 +135,7 @@ def _by(by: str | None, rows: int | None, keys_file: str | None) -> By:
     return By("mod", int(found[1]))
 
 
-def _print_accounts(accounts: Sequence[Account]) -> None:
+def _print_accounts(accounts: Sequence[Account], *, planned: bool) -> None:
     print(
         columns(
             ["piece", "table", "rows", "parts", "bytes"],
@@ -140,7 +155,7 @@ def _print_accounts(accounts: Sequence[Account]) -> None:
     )
     losses = [line for account in accounts for table in account.tables for line in table.losses]
     for line in dict.fromkeys(losses):
-        print(f"left out: {line}")
+        print(prose(f"left out: {line}"))
     for line in dict.fromkeys(line for account in accounts for table in account.tables for line in table.changes):
-        print(f"changed: {line}")
-    print(f"wrote {len(accounts)} checkpoints ({accounts[0].dialect})")
+        print(prose(f"changed: {line}"))
+    print(f"{'would write' if planned else 'wrote'} {len(accounts)} checkpoints ({accounts[0].dialect})")

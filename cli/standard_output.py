@@ -49,6 +49,18 @@ class _Output:
         except OSError as error:
             raise RefusedOutputError(error) from error
 
+    def write_bytes(self, data: bytes) -> None:
+        """Write UTF-8 past the text's encoder, which takes longer than many rows of numbers take to make."""
+        binary = getattr(self._stream, "buffer", None)
+        if binary is None:  # a stream of text alone
+            self.write(data.decode())
+            return
+        self.flush()
+        try:
+            binary.write(data)
+        except OSError as error:
+            raise RefusedOutputError(error) from error
+
     def flush(self) -> None:
         try:
             self._stream.flush()
@@ -59,17 +71,26 @@ class _Output:
         return getattr(self._stream, name)
 
 
+def write_bytes(data: bytes) -> None:
+    """Write UTF-8 to standard output, behind what was printed to it."""
+    if isinstance(sys.stdout, _Output):
+        sys.stdout.write_bytes(data)
+    else:
+        sys.stdout.write(data.decode())
+
+
 @contextlib.contextmanager
-def standard_output(*, held_back: bool) -> Iterator[None]:
+def standard_output(*, held_back: bool, dropped: bool = False) -> Iterator[None]:
     """Raise `RefusedOutputError` where what the block prints is refused; with `held_back`, when it has ended well, and
-    as `RefusedReportError`.
+    as `RefusedReportError`. With
+    `dropped`, nobody wants what is held back, and it is not printed at all.
 
     What is held back is printed when the block has ended, or failed, so that no pipe that closes cuts it short. A
     terminal shows everything at once: it goes away with a signal, not with an error.
     """
     stream: Any = _Output(sys.stdout)
     with contextlib.redirect_stdout(stream):
-        if not held_back or stream.isatty():
+        if not held_back or (stream.isatty() and not dropped):
             yield
         else:
             held = io.StringIO()
@@ -78,10 +99,10 @@ def standard_output(*, held_back: bool) -> Iterator[None]:
                     yield
             except BaseException:
                 with contextlib.suppress(RefusedOutputError):
-                    stream.write(held.getvalue())
+                    stream.write("" if dropped else held.getvalue())
                 raise
             try:
-                stream.write(held.getvalue())
+                stream.write("" if dropped else held.getvalue())
                 stream.flush()
             except RefusedOutputError as error:
                 raise RefusedReportError(error.reason) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from kvtools.chain import chain_to, member_of
 from kvtools.chain_place import is_chain
 from kvtools.cli.bars import bar_chart, percent, shows_blocks
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -27,13 +27,16 @@ from kvtools.cli.options import (
     engine_named,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose, width
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.schema import TableSchema, VersionUnit
 from kvtools.errors import BadInputError
+from kvtools.field_names import field_name
 from kvtools.histogram import BINS_PER_DECADE, VersionHistogram
 from kvtools.stats import ColumnStats, TableStats, describe_stats, table_stats
 
 _BARS = 16
+_RULE_WIDTH = 45  # of a rule's threshold, rows, share and bytes, with large numbers
 _DAY = 86400
 
 
@@ -69,8 +72,9 @@ def run(
     with progress_bar("reading") as progress:
         stats = table_stats(tables, memory=bytes_of(memory), workers=workers, engine=where, progress=progress)
     if as_json:
-        described = [describe_stats(reader.schema, stats[reader.schema.name]) for reader in tables]
-        print(json.dumps({"path": str(checkpoint.path), "dialect": checkpoint.dialect, "tables": described}))
+        found = [describe_stats(reader.schema, stats[reader.schema.name]) for reader in tables]
+        described = [{field_name(name): value for name, value in table.items()} for table in found]
+        print(dumps({"path": str(checkpoint.path), "dialect": checkpoint.dialect, "tables": described}))
     else:
         print(heading)
         if not tables and not checkpoint.broken:
@@ -97,16 +101,16 @@ def _heading(path: str, checkpoint: Checkpoint) -> str:
 def _print_table(schema: TableSchema, stats: TableStats, blocks: bool) -> None:
     found = describe_stats(schema, stats)
     rows, values = stats.rows, stats.values
-    print(
+    about = (
         f"{shown(schema.name)}: {rows:,} rows of {schema.dim} {schema.value_dtype}, {size(schema.bytes)},"
         f" {found['row_bytes']} B a row"
     )
+    print(prose(about))
     if not rows:
         return
     if values.elements:
-        print(
-            f"values from {values.smallest:.6g} to {values.largest:.6g}, mean {values.mean:.6g}, std {values.std:.6g}"
-        )
+        of_values = f"mean {values.mean:.6g}, std {values.std:.6g}"
+        print(prose(f"values from {values.smallest:.6g} to {values.largest:.6g}, {of_values}"))
     print()
     print(_counts(stats))
     if stats.values.l2.rows:
@@ -118,21 +122,23 @@ def _print_table(schema: TableSchema, stats: TableStats, blocks: bool) -> None:
         bars = [("0" if low == 0 else _range(low, high - 1), n) for low, high, n in stats.freqs.bars()]
         print(bar_chart(bars, blocks=blocks))
         if freqs["top_1_percent_share"] is not None:
-            print(
+            zipf = "" if freqs["zipf_exponent"] is None else f"; Zipf exponent {freqs['zipf_exponent']:.2f}"
+            top = (
                 f"  the top 1% of the keys have {_share(freqs['top_1_percent_share'])} of all frequency,"
-                f" the top 10% have {_share(freqs['top_10_percent_share'])}"
-                + ("" if freqs["zipf_exponent"] is None else f"; Zipf exponent {freqs['zipf_exponent']:.2f}")
+                f" the top 10% have {_share(freqs['top_10_percent_share'])}{zipf}"
             )
+            print(prose(top))
     if stats.versions is not None:
         _print_versions(stats.versions, blocks)
     print("\nwhat `kvtools clip` would cut")
     print(_savings(found["clip"], rows))
     if schema.parts > 1:
         skew = found["parts"]
-        print(
-            f"\n{schema.parts} parts, the largest {skew['max_over_mean']:.3f} times the mean,"
+        even = (
+            f"{schema.parts} parts, the largest {skew['max_over_mean']:.3f} times the mean,"
             f" coefficient of variation {skew['coefficient_of_variation']:.3f}"
         )
+        print("\n" + prose(even))
         if schema.parts <= _BARS:
             print(bar_chart([(f"part {i}", n) for i, n in enumerate(schema.part_rows)], blocks=blocks))
     if schema.slots:
@@ -189,10 +195,11 @@ def _print_versions(versions: VersionHistogram, blocks: bool) -> None:
     median, most = versions.age_of(0.5), versions.age_of(0.9)
     if versions.newest is not None and median is not None and most is not None:
         newest = version_range(versions.newest, versions.newest + 1, versions.unit)
-        print(
+        ages = (
             f"  the newest is {newest}; half of the rows are at most {_age(median, versions.unit)} older,"
             f" 90% at most {_age(most, versions.unit)}"
         )
+        print(prose(ages))
 
 
 def _age(age: int, unit: VersionUnit) -> str:
@@ -230,7 +237,8 @@ def version_range(low: int, high: int, unit: VersionUnit) -> str:
 
 
 def _savings(clip: dict[str, list[dict[str, Any]]], rows: int) -> str:
-    """Print the rules, named as the options of `kvtools clip`, side by side, each with its own thresholds."""
+    """Print the rules, named as the options of `kvtools clip`, side by side, each with its own thresholds; below one
+    another on a narrow terminal."""
 
     def cells(savings: Sequence[dict[str, Any]], number: int) -> list[str]:
         if number >= len(savings):
@@ -243,12 +251,19 @@ def _savings(clip: dict[str, list[dict[str, Any]]], rows: int) -> str:
     if clip["freq"]:
         telling = sum(found["rows"] < 0.99 * rows for found in clip["freq"])
         rules.append(("--min-freq", clip["freq"][: telling + 1]))
-    header = [cell for name, _ in rules for cell in (name, "rows", "share", "saved")]
-    lines = [
-        [cell for _, savings in rules for cell in cells(savings, number)]
-        for number in range(max(len(savings) for _, savings in rules))
-    ]
-    return columns(header, lines, right=frozenset(range(len(header))))
+
+    def table(rules: Sequence[tuple[str, list[dict[str, Any]]]]) -> str:
+        header = [cell for name, _ in rules for cell in (name, "rows", "share", "saved")]
+        lines = [
+            [cell for _, savings in rules for cell in cells(savings, number)]
+            for number in range(max(len(savings) for _, savings in rules))
+        ]
+        return columns(header, lines, right=frozenset(range(len(header))))
+
+    room = width()
+    if room is not None and room < len(rules) * _RULE_WIDTH:
+        return "\n\n".join(table([rule]) for rule in rules)
+    return table(rules)
 
 
 def _slots(slots: Sequence[dict[str, Any]]) -> str:

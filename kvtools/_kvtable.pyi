@@ -48,12 +48,16 @@ class Table:
         initializer: _Initializer = None,
         slots: Sequence[_Slot] = (),
         capacity_hint: int = 0,
+        max_capacity: int = 0,
+        eviction: Literal["lru", "lfu", "custom", "epoch_lru", "epoch_lfu"] = "lru",
         shards: int = 0,
         huge_pages: bool = True,
         threads: int = 0,
         max_age: int = 0,
         age_unit: Literal["seconds", "steps"] = "seconds",
         clock: npt.NDArray[np.uint64] | None = None,
+        admission: Mapping[str, Any] | None = None,
+        padding_key: int | None = None,
     ) -> None: ...
     def __len__(self) -> int: ...
     @property
@@ -68,6 +72,18 @@ class Table:
     def initializer(self, value: _Initializer) -> None: ...
     @property
     def slots(self) -> list[tuple[str, int, Literal["constant", "copy_value"], float]]: ...
+    @property
+    def max_capacity(self) -> int: ...
+    @property
+    def eviction(self) -> str: ...
+    @property
+    def evicted_rows(self) -> int: ...
+    @property
+    def expired_rows(self) -> int: ...
+    @property
+    def waiting_keys(self) -> int: ...
+    @property
+    def admission_bytes(self) -> int: ...
     @property
     def generation(self) -> int: ...
     def gather(
@@ -85,6 +101,8 @@ class Table:
         *,
         frequency: int = 0,
         version: int = 0,
+        admission: float = 1.0,
+        seed: int = 0,
         out: _Array | None = None,
         inserted: _Bools | None = None,
         positions: _Positions | None = None,

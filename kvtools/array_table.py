@@ -44,6 +44,9 @@ class ArrayTable(TableReader):
         [[3.0, 4.0]]
     """
 
+    picks_slots = True
+    direct = True
+
     def __init__(
         self,
         name: str,
@@ -110,7 +113,7 @@ class ArrayTable(TableReader):
         return Chunk(
             keys=all_columns.keys,
             values=all_columns.values if columns.values else None,
-            slots=all_columns.slots if columns.slots else {},
+            slots={name: rows for name, rows in all_columns.slots.items() if columns.has_slot(name)},
             freqs=all_columns.freqs if columns.freqs else None,
             versions=all_columns.versions if columns.versions else None,
         )

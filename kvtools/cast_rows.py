@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvtools.cast import ColumnCost
 from kvtools.dialects import savedmodel, snapshot
+from kvtools.dialects.chunk import KEYS_AND_VALUES
 from kvtools.dialects.detect import dialect_named
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import Progress
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import UsageError
-from kvtools.export import export_saved_model
-from kvtools.migrate import EVERY_ROW, Account, TableAccount, write_tables
+from kvtools.export import TableExport, check_saved_model, choose_for_saved_model, export_saved_model, left_out
+from kvtools.migrate import EVERY_ROW, EVERY_ROW_READ, Account, TableAccount, write_tables
 from kvtools.narrow_rows import NarrowTable, check_dtypes, dtype_notes, dtype_of
 from kvtools.quantized_rows import QUANTIZED, Rounding, bytes_of_row, inexact
-from kvtools.table_view import changed_tables
+from kvtools.table_view import MaskedTable, changed_tables
 
 
 def cast_rows(
     checkpoint: Checkpoint,
     output: str | os.PathLike[str],
-    dtype: str,
+    dtype: str | Mapping[str, str],
     *,
     to: str | None = None,
     tables: Sequence[str] = (),
@@ -39,7 +41,8 @@ def cast_rows(
     Args:
         checkpoint: what to read.
         output: where to write it.
-        dtype: one of `kvtools.narrow_rows.DTYPES`; "int8" and "int4" have an offset and a scale for each row.
+        dtype: one of `kvtools.narrow_rows.DTYPES`, for all tables or by their names, where others stay as they are;
+            "int8" and "int4" have an offset and a scale for each row.
         to: the dialect to write, "savedmodel" for a model that looks the tables up; that of `checkpoint` if None.
         tables: which tables to change; all if empty. The others are written as they are.
         options: what to ask of the writer.
@@ -66,11 +69,13 @@ def cast_rows(
     options = options or WriteOptions()
     to = to or checkpoint.dialect
     chosen = [table.schema.name for table in checkpoint.select(tables)]
+    dtypes = dict.fromkeys(chosen, dtype) if isinstance(dtype, str) else dict(dtype)
     if to == savedmodel.NAME:
-        return *_as_saved_model(checkpoint, Path(output), dict.fromkeys(chosen, dtype), options, progress), {}
-    if dtype in QUANTIZED and to != snapshot.NAME:
+        return *_as_saved_model(checkpoint, Path(output), dtypes, options, progress), {}
+    quantized = next((each for each in dtypes.values() if each in QUANTIZED), None)
+    if quantized is not None and to != snapshot.NAME:
         raise UsageError(
-            f"{doing} to {dtype}: {to} has no rows of {dtype} with an offset and a scale; write them --to"
+            f"{doing} to {quantized}: {to} has no rows of {quantized} with an offset and a scale; write them --to"
             f" {snapshot.NAME} or --to {savedmodel.NAME}, or choose --dtype float16 or bfloat16"
         )
     one_type = dialect_named(to).holds.slot_dtype_is_value
@@ -79,8 +84,8 @@ def cast_rows(
 
     def change(table: TableReader) -> TableReader:
         name = table.schema.name
-        notes[name] = dtype_notes(table.schema, dtype)
-        narrow[name] = NarrowTable(table, dtype_of(table.schema, dtype), slots_follow=one_type)
+        notes[name] = dtype_notes(table.schema, dtypes)
+        narrow[name] = NarrowTable(table, dtype_of(table.schema, dtypes), slots_follow=one_type)
         return narrow[name]
 
     changed = changed_tables(checkpoint, tables, change)
@@ -113,17 +118,25 @@ def _saved(table: NarrowTable | None) -> int:
 
 
 def _as_saved_model(
-    checkpoint: Checkpoint, output: Path, dtypes: dict[str, str], options: WriteOptions, progress: Progress | None
+    checkpoint: Checkpoint,
+    output: Path,
+    dtypes: Mapping[str, str],
+    options: WriteOptions,
+    progress: Progress | None,
 ) -> tuple[Account, dict[str, Rounding]]:
-    exports = export_saved_model(
-        checkpoint,
-        output,
-        keep_zeros=True,
-        dtype=dtypes,
-        force=options.force,
-        memory=options.memory,
-        progress=progress,
-    )
+    if options.dry_run:
+        check_saved_model(checkpoint, output, force=options.force)
+        exports = _read_only(checkpoint, dtypes, options, progress)
+    else:
+        exports = export_saved_model(
+            checkpoint,
+            output,
+            keep_zeros=True,
+            dtype=dtypes,
+            force=options.force,
+            memory=options.memory,
+            progress=progress,
+        )
     tables = []
     for export in exports:
         schema = checkpoint.tables[export.name].schema
@@ -134,7 +147,7 @@ def _as_saved_model(
             losses.append(inexact(export.value_dtype))
         checks = []
         if export.rows + export.duplicates == schema.rows:
-            checks.append(EVERY_ROW)
+            checks.append(EVERY_ROW_READ if options.dry_run else EVERY_ROW)
         if schema.checksums:
             checks.append(f"{schema.checksums} of every column read")
         tables.append(
@@ -154,3 +167,42 @@ def _as_saved_model(
     dense = f"{len(checkpoint.variables)} dense variables, {size} bytes: a model of tables has none"
     account = Account(str(output), savedmodel.NAME, tuple(tables), 0, (dense,) if checkpoint.variables else ())
     return account, {export.name: export.rounding for export in exports if export.rounding}
+
+
+def _read_only(
+    checkpoint: Checkpoint,
+    dtypes: Mapping[str, str],
+    options: WriteOptions,
+    progress: Progress | None,
+) -> list[TableExport]:
+    """Return what `export_saved_model` would say of each table, having read its rows and written none."""
+    of_rows: dict[str, Any] = {"keep_zeros": True, "dtype": dtypes, "memory": options.memory, "progress": progress}
+    exports = []
+    for choice in choose_for_saved_model(checkpoint, **of_rows):
+        table = checkpoint.tables[choice.table]
+        schema = table.schema
+        narrow = NarrowTable(MaskedTable(table, choice.mask), dtype_of(schema, dtypes))
+        done = 0
+        for chunk in narrow.chunks(KEYS_AND_VALUES):
+            done += len(chunk)
+            if progress:
+                progress(choice.table, done, choice.kept)
+        exports.append(
+            TableExport(
+                name=choice.table,
+                signature="",
+                key_dtype=schema.key_dtype,
+                value_dtype=narrow.dtype or schema.value_dtype,
+                dim=schema.dim,
+                rows=choice.kept,
+                cut=choice.cut,
+                duplicates=choice.hidden,
+                non_finite=narrow.non_finite,
+                bytes=choice.bytes,
+                bytes_saved=choice.bytes_saved,
+                left_out=left_out(schema, savedmodel.DIALECT),
+                notes=dtype_notes(schema, dtypes),
+                rounding=narrow.rounding,
+            )
+        )
+    return exports

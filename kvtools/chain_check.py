@@ -20,7 +20,7 @@ from kvtools.dialects.interface import Checkpoint, Finding, TableReader
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.engine import Engine
 from kvtools.errors import BadInputError, KvtoolsError
-from kvtools.verify import CheckedTable, Verification, check
+from kvtools.verify import CheckedFiles, CheckedTable, Verification, check
 
 _KEY_ROWS = 1 << 18
 _FEW = 5
@@ -125,6 +125,7 @@ def verify_chain(
     place = chain_at(path)
     findings: list[Finding] = []
     checked: list[CheckedTable] = []
+    compared: list[CheckedFiles] = []
     variables = checks = 0
     members: list[chain.Member] = []
     try:
@@ -147,6 +148,7 @@ def verify_chain(
         )
         checked += [dataclasses.replace(table, name=f"{name}: {table.name}", member=name) for table in found.tables]
         variables, checks = found.variables, checks + found.checks
+        compared += found.checked_files
         findings += [dataclasses.replace(one, message=f"'{name}': {one.message}") for one in found.findings]
         own = [*_record_faults(member)]
         for table_name, table in checkpoint.tables.items():
@@ -160,7 +162,7 @@ def verify_chain(
             full = checkpoint
     rank = {"error": 0, "warning": 1, "info": 2}
     findings.sort(key=lambda finding: rank[finding.severity])
-    return Verification(str(path), "chain", tuple(checked), variables, checks, tuple(findings))
+    return Verification(str(path), "chain", tuple(checked), variables, checks, tuple(findings), tuple(compared))
 
 
 def _check_of(error: BadInputError) -> str:

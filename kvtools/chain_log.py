@@ -117,9 +117,7 @@ def _with_record(log: TableLog, table: TableReader, record: chain.Record) -> Tab
 
 
 def _chosen(first: Checkpoint, names: Sequence[str]) -> list[str]:
-    for name in names:
-        first.table(name)  # raises, naming those that there are
-    return list(dict.fromkeys(names)) or list(first.tables)
+    return [table.schema.name for table in first.select(names)]
 
 
 def _table_log(

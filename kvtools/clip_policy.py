@@ -1,4 +1,4 @@
-"""Which criteria hold for which table: what a command line says of all tables, or a file says of each.
+"""What holds for which table: what a command line says of all tables, or a file says of each.
 
     budget = "2GiB"                # of all tables together: their keys and rows
     by = "freq"                    # what the budget compares rows by
@@ -7,6 +7,7 @@
     name = ["ads/*", "user_emb"]   # patterns; the first entry that matches a table holds for it
     clip-abs = 1e-6
     min-freq = 2
+    where = "norm > 0.01 or freq > 100"        # as `kvtools sql` has it; drop-where cuts the rows that meet it
 
     [[tables]]
     name = "*"
@@ -14,8 +15,10 @@
     top-k = 1_000_000
     by = "l2"
     keep-keys = "hot.txt"          # beside this file
+    dtype = "int8"                 # what its rows become where they are looked up: of `kvtools export` and `cast`
 
-A table that no entry matches is kept whole, but for what the budget cuts.
+An entry may also say what training does with the rows of its tables (`training_policy.py`). A table that no entry
+matches is kept whole, but for what the budget cuts.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import TableSchema, VersionUnit, row_bytes
 from kvtools.errors import BadInputError, UsageError
 from kvtools.key_list import read_key_list
+from kvtools.narrow_rows import DTYPES
+from kvtools.row_filter import condition_of
+from kvtools.training_policy import FIELDS as TRAINING_FIELDS
+from kvtools.training_policy import TrainingPolicy
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,6 +58,8 @@ _OF_TABLE: dict[str, tuple[type, ...]] = {
     "clip-abs": (int, float),
     "clip-l2": (int, float),
     "min-freq": (int,),
+    "where": (str,),
+    "drop-where": (str,),
     "older-than": (str, int),
     "now": (str, int),
     "top-k": (int,),
@@ -58,16 +67,24 @@ _OF_TABLE: dict[str, tuple[type, ...]] = {
     "keep-keys": (str,),
     "drop-keys": (str,),
     "version-unit": (str,),
+    "dtype": (str,),
+    **TRAINING_FIELDS,
 }
 _OF_ALL: dict[str, tuple[type, ...]] = {"budget": (str, int), "by": (str,), "tables": (list,)}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What the rows of the tables whose name matches one of `patterns` (as file names do in a shell) must pass."""
+    """What holds for the tables whose name matches one of `patterns` (as file names do in a shell).
+
+    `criteria` are what their rows must pass, `dtype` what these become where they are looked up, None for what they
+    are, and `training` what is done with them in training.
+    """
 
     patterns: tuple[str, ...]
     criteria: Criteria
+    dtype: str | None = None
+    training: TrainingPolicy = TrainingPolicy()
 
     def matches(self, table: str) -> bool:
         """Tell whether this is a rule for `table`."""
@@ -107,11 +124,23 @@ class Policy:
 
     def criteria(self, table: str) -> Criteria:
         """Return what holds for a table."""
-        return next((rule.criteria for rule in self.rules if rule.matches(table)), Criteria())
+        return self.rule(table).criteria
+
+    def rule(self, table: str) -> Rule:
+        """Return the rule that holds for a table; one that says nothing where none does."""
+        return next((rule for rule in self.rules if rule.matches(table)), Rule((), Criteria()))
+
+    def dtypes(self, tables: Sequence[str]) -> dict[str, str]:
+        """Return what the rows of these tables become, by name, where that is said; see `narrow_rows.Dtypes`."""
+        return {table: dtype for table in tables if (dtype := self.rule(table).dtype)}
+
+    def training(self, table: str) -> TrainingPolicy:
+        """Return what training does with the rows of a table."""
+        return self.rule(table).training
 
     @property
     def empty(self) -> bool:
-        """Whether nothing would be cut."""
+        """Whether nothing would be cut; types and training cut nothing."""
         return self.budget is None and all(rule.criteria.empty for rule in self.rules)
 
     def unmatched(self, tables: Sequence[str]) -> list[str]:
@@ -190,6 +219,7 @@ def choose_all(
     by = None if order is None else order.by
     for table in chosen:  # before any row is read
         check_columns(table.schema, policy.criteria(table.schema.name))
+        policy.criteria(table.schema.name).columns_of(table)
         if by is not None:
             check_columns(table.schema, Criteria(top=Top(0, by)))
     choices = [
@@ -261,8 +291,6 @@ def _rule(entry: dict[str, Any], whose: str, folder: Path) -> Rule:
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
         raise UsageError(f'{whose}: it has no name, expected a pattern such as name = "ads/*", or a list of them')
-    if len(entry) == 1:
-        return Rule(tuple(patterns), Criteria())  # tables that no later entry shall cut
     lists = {
         key: None if key not in entry else read_key_list(str(folder / entry[key])) for key in ("keep-keys", "drop-keys")
     }
@@ -275,10 +303,15 @@ def _rule(entry: dict[str, Any], whose: str, folder: Path) -> Rule:
             drop_keys=lists["drop-keys"],
             top=top_of(entry.get("top-k"), entry.get("by"), "top-k", "by"),
             version_unit=version_unit_of(entry.get("version-unit"), "version-unit"),
+            where=condition_of(entry.get("where")),
+            drop_where=condition_of(entry.get("drop-where")),
         )
     except UsageError as error:
         raise UsageError(f"{whose}: {error}") from None
-    return Rule(tuple(patterns), criteria)
+    dtype = entry.get("dtype")
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"{whose}: got dtype = '{dtype}', expected {', '.join(DTYPES)}")
+    return Rule(tuple(patterns), criteria, dtype, TrainingPolicy.of(entry, whose))
 
 
 def _check(told: dict[str, Any], known: dict[str, tuple[type, ...]], whose: str) -> None:
@@ -287,8 +320,9 @@ def _check(told: dict[str, Any], known: dict[str, tuple[type, ...]], whose: str)
             near = difflib.get_close_matches(key, known, 1)
             meant = f"; did you mean {near[0]}?" if near else f", expected {', '.join(known)}"
             raise UsageError(f"{whose}: got {key}, which is no part of it{meant}")
-        if not isinstance(value, known[key]) or isinstance(value, bool):
+        if not isinstance(value, known[key]) or (isinstance(value, bool) and bool not in known[key]):
             kinds = {str: "a string", int: "a whole number", float: "a number", list: "a list"}
+            kinds |= {bool: "true or false", dict: "a table such as { count = 3 }"}
             expected = " or ".join(kinds[kind] for kind in known[key] if not (kind is int and float in known[key]))
             raise UsageError(f"{whose}: got {key} = {value!r}, expected {expected}")
 

@@ -11,6 +11,7 @@ from kvtools.dialects.arrow_columns import arrow_batch, arrow_schema, column_map
 from kvtools.dialects.chunk import ALL_COLUMNS, Array, Chunk, Columns
 from kvtools.dialects.schema import TableSchema
 from kvtools.errors import MissingDependencyError, UsageError
+from kvtools.table_names import near
 
 
 class Rows(Protocol):
@@ -169,6 +170,7 @@ def _chosen(names: Sequence[str] | None) -> Columns:
     if unknown:
         raise UsageError(
             f"choosing columns: got {unknown[0]!r}, expected a list of {', '.join(map(repr, NAMES))}; keys always come"
+            f"{near(unknown[0], NAMES)}"
         )
     return Columns(**{name: name in names for name in NAMES})
 

@@ -20,7 +20,7 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.schema import VariableSchema, numpy_dtype, row_bytes
 from kvtools.engine import run_all
-from kvtools.errors import UsageError
+from kvtools.errors import UnknownTableError, UsageError
 from kvtools.key_join import row_numbers, sorted_buckets
 from kvtools.row_norms import row_norms
 
@@ -250,7 +250,9 @@ def compare_checkpoints(
         print(diff.same, [table.changed for table in diff.tables])
         ```
     """
-    pairs = [_pair(a, b, name) for name in tables] or [(name, name) for name in a.tables if name in b.tables]
+    pairs = [pair for name in tables for pair in _pairs_named(a, b, name)]
+    if not tables:
+        pairs = [(name, name) for name in a.tables if name in b.tables]
     found = [
         compare_tables(
             a.table(of_a),
@@ -651,13 +653,22 @@ def _form(a: TableReader, b: TableReader) -> tuple[str, ...]:
     return tuple(f"{what}: {was} -> {now}" for what, was, now in pairs if was != now and None not in (was, now))
 
 
-def _pair(a: Checkpoint, b: Checkpoint, text: str) -> tuple[str, str]:
-    """Return the two tables that "x" or "x=y" names; a name may have "=" in it."""
-    if text in a.tables or "=" not in text:
-        return text, text
-    cuts = [at for at, character in enumerate(text) if character == "="]
-    names = [(text[:at], text[at + 1 :]) for at in cuts]
-    return next((pair for pair in names if pair[0] in a.tables and pair[1] in b.tables), names[0])
+def _pairs_named(a: Checkpoint, b: Checkpoint, text: str) -> list[tuple[str, str]]:
+    """Return the tables of both that "x", "x=y" or a pattern names; a name may have "=" in it.
+
+    Of a pattern these are the tables that both have.
+    """
+    if text not in a.tables and "=" in text:
+        cuts = [at for at, character in enumerate(text) if character == "="]
+        names = [(text[:at], text[at + 1 :]) for at in cuts]
+        return [next((pair for pair in names if pair[0] in a.tables and pair[1] in b.tables), names[0])]
+    if text in a.tables or text in b.tables:
+        return [(text, text)]
+    of_a, of_b = a.names_of([text]), b.names_of([text])
+    both = [name for name in of_a if name in of_b]
+    if not both:
+        raise UnknownTableError(f"comparing '{a.path}' and '{b.path}': no table that matches '{text}' is in both")
+    return [(name, name) for name in both]
 
 
 def _compare_variables(

@@ -72,7 +72,7 @@ from kvtools.table_view import MaskedTable
 if TYPE_CHECKING:
     from kvtools.export_warmup import Warmup  # which a server that serves tables has no use for
 
-_MODEL_FILE = "saved_model.pb"
+MODEL_FILE = "saved_model.pb"
 _CHUNKS_TO_SLOTS = 8
 _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")
 
@@ -161,9 +161,7 @@ def export_saved_model(
     if not readers:
         raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
     refuse_increments(f"exporting '{checkpoint.path}'", readers)
-    if checkpoint.dialect != savedmodel.NAME:  # tables that were exported may be cut further in their place
-        check_apart(checkpoint.path, output)
-    check_replaceable(output, mark=_MODEL_FILE, force=force)
+    check_saved_model(checkpoint, output, force=force)
     of_tables: dict[str, Any] = {"tables": tables, "policy": policy, "keep_zeros": keep_zeros, "dtype": dtype}
     for once in (index, None):
         choices = choices_to_write(checkpoint, **of_tables, memory=memory, progress=progress, once=once)
@@ -176,6 +174,13 @@ def export_saved_model(
             if not once:
                 raise
     raise AssertionError
+
+
+def check_saved_model(checkpoint: Checkpoint, output: Path, *, force: bool) -> None:
+    """Raise `OutputError` where a SavedModel of tables of `checkpoint` may not be written to `output`."""
+    if checkpoint.dialect != savedmodel.NAME:  # tables that were exported may be cut further in their place
+        check_apart(checkpoint.path, output)
+    check_replaceable(output, mark=MODEL_FILE, force=force)
 
 
 def _write_tables(
@@ -192,7 +197,7 @@ def _write_tables(
     index: Index,
 ) -> list[TableExport]:
     signatures = signature_names([reader.schema.name for reader in readers])
-    with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
+    with replace_folder(output, mark=MODEL_FILE, force=force) as folder:
         for part in ("assets", "variables"):
             (folder / part).mkdir()
         exports: list[TableExport] = []
@@ -224,7 +229,7 @@ def _write_tables(
                 described.append({"signature": signature, **written.described})
             model = lookup_model(lookups)
             writer.string(OBJECT_GRAPH, model.object_graph)
-        (folder / _MODEL_FILE).write_bytes(model.saved_model)
+        (folder / MODEL_FILE).write_bytes(model.saved_model)
         write_manifest(folder, checkpoint, policy or Policy(), list(zip(exports, described, strict=True)))
         if warmup is not None:
             warmup.add(folder)

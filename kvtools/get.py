@@ -13,6 +13,10 @@ from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.schema import row_bytes
 from kvtools.errors import BadInputError
+from kvtools.field_names import FIELDS, field_name
+from kvtools.row_filter import RowFilter
+from kvtools.row_norms import row_norms
+from kvtools.table_names import near
 from kvtools.table_view import TableView, replace_schema
 
 _KEY_ROWS = 1 << 18
@@ -66,6 +70,14 @@ def read_rows(
         yield table.take(numbers[order], columns).take(back)
 
 
+def passing_rows(
+    table: TableReader, rows: Array, where: RowFilter, *, memory: int = DEFAULT_MEMORY
+) -> npt.NDArray[np.bool_]:
+    """Return which of the rows of these numbers, int64 [n], meet a condition, bool [n]."""
+    masks = [where.mask(chunk) for chunk in read_rows(table, rows, where.columns_of(table), memory=memory)]
+    return np.concatenate([np.empty(0, np.bool_), *masks])
+
+
 class ChosenRows(TableView):
     """Some rows of a table, in a given order, as a table of one part.
 
@@ -90,33 +102,62 @@ class ChosenRows(TableView):
 
 @dataclasses.dataclass(frozen=True)
 class ColumnChoice:
-    """Which columns to show: `columns` to read, of the slots only those named in `slots`, all if None."""
+    """Which columns to show: `columns`, of the slots only those named in `slots`, all if None, and of what is
+    `computed` "norm" and "part"."""
 
     columns: Columns
     slots: frozenset[str] | None = None
+    computed: tuple[str, ...] = ()
+
+    @property
+    def to_read(self) -> Columns:
+        """What of a table is to be read to show these."""
+        return self.columns | Columns(values="norm" in self.computed)
 
     def shown(self, chunk: Chunk) -> Chunk:
-        """Return a chunk with the chosen slots only."""
-        if self.slots is None:
-            return chunk
-        slots = {name: rows for name, rows in chunk.slots.items() if name in self.slots}
-        return dataclasses.replace(chunk, slots=slots)
+        """Return a chunk with the chosen columns only, of one that may have more."""
+        slots = {name: rows for name, rows in chunk.slots.items() if self.slots is None or name in self.slots}
+        return dataclasses.replace(
+            chunk,
+            values=chunk.values if self.columns.values else None,
+            slots=slots if self.columns.slots else {},
+            freqs=chunk.freqs if self.columns.freqs else None,
+            versions=chunk.versions if self.columns.versions else None,
+        )
+
+    def numbers(self, chunk: Chunk) -> dict[str, Array]:
+        """Return what is computed of a chunk, which has what that needs, by name, [n] each."""
+        found: dict[str, Array] = {}
+        if "norm" in self.computed and chunk.values is not None:
+            found["norm"] = norms_shown(chunk.values)
+        if "part" in self.computed:
+            found["part"] = np.full(len(chunk), chunk.part, np.int32)
+        return found
+
+
+def norms_shown(values: Array) -> Array:
+    """Return the Euclidean norm of each row of `values` [n, dim], as outputs and queries have it: summed in float64,
+    float32 but for rows of float64."""
+    return row_norms(values, "l2").astype(np.float64 if values.dtype == np.float64 else np.float32)
 
 
 def choose_columns(names: Sequence[str], tables: Sequence[TableReader]) -> ColumnChoice:
-    """Return the choice of these columns: "values", "freqs", "versions", "slots" or a slot's name; all if none.
+    """Return the choice of these columns: `FIELDS`, plurals too, or a slot's name; all if none. Keys are always there.
 
     Raises:
         BadInputError: no table has a column of a name.
     """
     if not names:
         return ColumnChoice(ALL_COLUMNS)
-    plain = {"values", "freqs", "versions", "slots"}
     known = {slot for table in tables for slot in table.slots}
+    chosen = {name if name in known else field_name(name.strip()) for name in names}
     for name in names:
-        if name not in plain and name not in known:
-            there = ", ".join([*sorted(plain), *sorted(known)])
-            raise BadInputError(f"reading columns: got --columns {name!r}, expected some of {there}")
-    slots = frozenset(name for name in names if name in known and name not in plain)
-    columns = Columns("values" in names, "slots" in names or bool(slots), "freqs" in names, "versions" in names)
-    return ColumnChoice(columns, None if "slots" in names else slots)
+        if name not in known and field_name(name.strip()) not in {"key", *FIELDS, *known}:
+            there = ["key", *FIELDS, *sorted(known - {*FIELDS})]
+            raise BadInputError(
+                f"reading columns: got --columns {name!r}, expected some of {', '.join(there)}{near(name, there)}"
+            )
+    slots = frozenset(chosen & (known - {*FIELDS}))
+    columns = Columns("value" in chosen, "slots" in chosen or bool(slots), "freq" in chosen, "version" in chosen)
+    computed = tuple(name for name in ("norm", "part") if name in chosen and name not in known)
+    return ColumnChoice(columns, None if "slots" in chosen else slots, computed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,8 @@ _EXACT = 4096
 _SUB_BINS = 64
 """The bins of each octave of frequencies from there on."""
 _FIRST_OCTAVE = _EXACT.bit_length() - 1
+_ZIPF_OFF = math.log(1.5)
+_ZIPF_LEAST = 0.4
 _FREQ_BINS = _EXACT + (64 - _FIRST_OCTAVE) * _SUB_BINS
 
 _VERSION_BINS = 4096
@@ -223,6 +226,31 @@ class FrequencyHistogram:
         """Return how many frequencies are below `threshold`: any up to 4,096, or a power of two."""
         return int(self.counts[: _freq_bin(threshold)].sum())
 
+    def thresholds(self, shares: Sequence[float]) -> list[tuple[int, int, int]]:
+        """Return, for each share of the rows, a frequency below which about so many are: (it, their number, their sum).
+
+        All are different, none cuts nothing or everything, and all numbers are exact.
+
+        >>> freqs = FrequencyHistogram()
+        >>> freqs.add(np.array([1, 1, 2, 9]))
+        >>> freqs.thresholds([0.1, 0.5, 0.7])
+        [(2, 2, 2), (3, 3, 4)]
+        """
+        rows, sums = (np.concatenate([[0], np.cumsum(counts)]) for counts in (self.counts, self.sums))
+        possible = np.flatnonzero((rows > 0) & (rows < self.rows))
+        if not len(possible):
+            return []
+        at = sorted({int(possible[np.argmin(np.abs(rows[possible] - share * self.rows))]) for share in shares})
+        return [(_freq_edge(i), int(rows[i]), int(sums[i])) for i in at]
+
+    def edge(self, number: int) -> int:
+        """Return the smallest frequency of a bin.
+
+        >>> FrequencyHistogram().edge(7), FrequencyHistogram().edge(4096 + 64)
+        (7, 8192)
+        """
+        return _freq_edge(number)
+
     def bars(self) -> list[tuple[int, int, int]]:
         """Return (from, to, rows): frequency 0, then an octave each, from the first to the last that is not empty."""
         edges = [0] + [1 << octave for octave in range(64)]
@@ -259,16 +287,54 @@ class FrequencyHistogram:
         return np.asarray(means[np.searchsorted(np.cumsum(rows), ranks)])
 
     def zipf_exponent(self) -> float | None:
-        """Return s of frequency ~ rank**-s, fitted to ranks that are evenly spaced in their logarithm.
+        """Return s of frequency ~ rank**-s, where that holds for a good part of the ranks; see `zipf_fit`."""
+        fit = self.zipf_fit()
+        return None if fit is None else fit.exponent
 
-        Keys of frequency 0 are left out; None where fewer than ten others are there.
+    def zipf_fit(self) -> ZipfFit | None:
+        """Fit frequency ~ rank**-s to the widest range of ranks in which it is off by a factor of 1.5 at most.
+
+        The range is widest on a logarithmic scale, on which the ranks that are looked at are evenly spaced; keys of
+        frequency 0 are left out. None where fewer than ten others are there, or where the range is less than two fifths
+        of the scale: then there is no such law.
         """
         seen = self.rows - int(self.counts[0])
         if seen < 10:
             return None
         ranks = np.unique(np.geomspace(1, seen, 100).astype(np.int64))
-        slope = np.polyfit(np.log(ranks), np.log(self.frequency_of_rank(ranks)), 1)[0]
-        return max(0.0, -float(slope))
+        x, y = np.log(ranks), np.log(self.frequency_of_rank(ranks))
+        ends = np.unique(np.linspace(0, len(ranks) - 1, min(len(ranks), 34)).astype(np.int64)).tolist()
+        windows = [(first, last) for first in ends for last in ends if x[last] - x[first] >= _ZIPF_LEAST * x[-1]]
+        for first, last in sorted(windows, key=lambda window: (x[window[0]] - x[window[1]], window)):
+            inside = slice(first, last + 1)
+            if last - first < 4:
+                continue
+            slope, level = np.polyfit(x[inside], y[inside], 1)
+            if np.abs(level + slope * x[inside] - y[inside]).max() <= _ZIPF_OFF:
+                return ZipfFit(max(0.0, -float(slope)), math.exp(level), int(ranks[first]), int(ranks[last]))
+        return None
+
+
+@dataclass(frozen=True)
+class ZipfFit:
+    """frequency = `scale` * rank ** -`exponent`, for the ranks from `first` to `last`."""
+
+    exponent: float
+    scale: float
+    first: int
+    last: int
+
+    def frequencies(self, ranks: Array) -> Array:
+        """Return what the law says of ranks [n]."""
+        return np.asarray(self.scale * np.asarray(ranks, np.float64) ** -self.exponent)
+
+
+def _freq_edge(number: int) -> int:
+    """Return the smallest frequency of a bin."""
+    if number <= _EXACT:
+        return number
+    octave, sub = divmod(number - _EXACT, _SUB_BINS)
+    return ((_SUB_BINS + sub) << (octave + _FIRST_OCTAVE)) // _SUB_BINS
 
 
 def _freq_bin(frequency: int) -> int:

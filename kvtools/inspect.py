@@ -146,10 +146,10 @@ def describe_row(row: KeyRow, *, slots: bool = False) -> dict[str, Any]:
         "table": row.table,
         "key": row.key,
         "value": json_numbers(row.value),
-        "l2": json_numbers(np.array([row.l2]))[0],
+        "norm": json_numbers(np.array([row.l2]))[0],
         "freq": row.freq,
         "version": row.version,
-        "slots_l2": {name: json_numbers(np.array([norm]))[0] for name, norm in row.slots_l2.items()},
+        "slot_norms": {name: json_numbers(np.array([norm]))[0] for name, norm in row.slots_l2.items()},
     }
     if slots:
         described["slots"] = {name: json_numbers(slot) for name, slot in row.slots.items()}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +18,13 @@ from kvtools.errors import BadInputError, UsageError
 
 _BLOCK = 1 << 22
 _LONGEST_KEY = 40
+_LONGEST_LINE = 1 << 16
 _NPY = b"\x93NUMPY"
+_BOM = b"\xef\xbb\xbf"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_COMMENT = re.compile(rb"#[^\r\n]*")
+_NAME = re.compile(r"[^\W\d][^,;\t]*")
+_KEY_COLUMNS = ("key", "keys")
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
 
 
@@ -81,7 +90,9 @@ def check_range(word: str, doing: str) -> None:
 def key_blocks(path: str, stdin: BinaryIO | None = None) -> Iterator[Array]:
     """Yield the keys of a file, [n] at a time, in their order; the path "-" is standard input.
 
-    A file is text with spaces, commas or lines between its keys, or an array [n] of integers of NumPy's `.npy`.
+    A file is text with spaces, commas or lines between its keys, or an array [n] of integers of NumPy's `.npy`. In
+    text, `#` begins a comment, and the first line may be a header. Under a header of several columns, with commas,
+    semicolons, tabs or spaces between, keys are the column called `key`.
 
     Raises:
         BadInputError: the file cannot be read, or something in it is no 64-bit integer; the message names its line.
@@ -106,18 +117,94 @@ def read_keys(file: BinaryIO, source: str) -> Iterator[Array]:
     if rest == _NPY:
         yield _read_npy(rest + file.read(), source)
         return
-    line = 1
+    if rest.startswith(_UTF16):
+        raise BadInputError(f"reading keys from {source}: it is in UTF-16, expected UTF-8: `iconv -f UTF-16`")
+    rest = rest.removeprefix(_BOM)
+    line, header = 1, None
     while True:
         block = file.read(_BLOCK)
-        text = (rest + block).replace(b",", b" ")
-        end = max(text.rfind(space) for space in (b"\n", b" ", b"\t")) + 1 if block else len(text)
-        if len(text) - end > 1 << 16:
+        text = rest + block
+        end = _whole_part(text) if block else len(text)
+        if len(text) - end > _LONGEST_LINE:
             raise BadInputError(f"reading keys from {source}: line {line} is too long, expected 64-bit integers")
-        yield _parse(text[:end], line, source)
+        part = _COMMENT.sub(b"", text[:end]) if b"#" in text else text[:end]
+        if header is None and part.strip():
+            header, part = _header(part, source)
+        if header is not None and len(header.columns) > 1:
+            yield _parse_column(part, header, line, source)
+        else:
+            yield _parse(part.replace(b",", b" "), line, source)
         line += text[:end].count(b"\n")
         rest = text[end:]
         if not block:
             return
+
+
+def _whole_part(text: bytes) -> int:
+    """Return how much of a text ends with a whole line, or, of one long line, with a whole word."""
+    end = text.rfind(b"\n") + 1
+    if end:
+        return end
+    comment = text.find(b"#")
+    return max(text.rfind(space, 0, None if comment < 0 else comment) for space in (b",", b" ", b"\t")) + 1
+
+
+@dataclass(frozen=True)
+class _Header:
+    """The columns of a text, none if it has no header, and what stands between them: None for spaces."""
+
+    columns: tuple[str, ...] = ()
+    separator: str | None = None
+
+    @property
+    def key(self) -> int:
+        """Which column has the keys."""
+        return next(i for i, name in enumerate(self.columns) if name in _KEY_COLUMNS)
+
+
+def _header(text: bytes, source: str) -> tuple[_Header, bytes]:
+    """Return the header that a text begins with, and the text without it, an empty line in its place."""
+    start = len(text) - len(text.lstrip())
+    end = next((at for at in range(start, len(text)) if text[at] in b"\r\n"), len(text))
+    first = text[start:end].decode("utf-8", "replace").strip()
+    separator = next((character for character in ",;\t" if character in first), None)
+    names = tuple(name.strip().strip('"').lower() for name in first.split(separator))
+    if not _NAME.fullmatch(names[0]):
+        return _Header(), text
+    if separator is None and not {*names} & {*_KEY_COLUMNS}:
+        names = (first,)  # a name of several words
+    header = _Header(names, separator)
+    if len(names) > 1 and not {*names} & {*_KEY_COLUMNS}:
+        raise BadInputError(
+            f"reading keys from {source}: got a header of {len(names)} columns, {first[:60]!r}, expected one called key"
+        )
+    return header, text[:start] + text[end:]
+
+
+def _parse_column(text: bytes, header: _Header, line: int, source: str) -> Array:
+    lines = text.decode("utf-8", "replace").split("\n")
+    cells = [_cells(one, header.separator)[header.key : header.key + 1] for one in lines]
+    words = [cell[0].strip() if cell else "" for cell in cells]
+    if all(word or not one.strip() for word, one in zip(words, lines, strict=True)):
+        try:
+            keys = keys_of_words([word for word in words if word], source)
+            if keys.dtype != object or all(_SMALLEST <= key <= _LARGEST for key in keys.tolist()):
+                return keys
+        except BadInputError:
+            pass
+    for number, (word, one) in enumerate(zip(words, lines, strict=True), line):
+        if one.strip() and not (word and _is_integer(word) and _SMALLEST <= int(word) <= _LARGEST):
+            raise BadInputError(
+                f"reading keys from {source}: line {number} is {one.strip()[:40]!r}, expected a 64-bit integer in"
+                f" column {header.key + 1}"
+            )
+    raise AssertionError("no cell is wrong")
+
+
+def _cells(line: str, separator: str | None) -> list[str]:
+    if '"' in line:
+        return next(csv.reader([line], delimiter=separator or " "), [])
+    return line.split(separator)
 
 
 def _parse(text: bytes, line: int, source: str) -> Array:

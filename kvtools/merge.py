@@ -24,7 +24,7 @@ import numpy as np
 
 from kvtools.cast import rounded
 from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
-from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader, no_such_table
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.schema import TableSchema, VariableSchema
 from kvtools.dialects.writing import WriteOptions
@@ -33,6 +33,7 @@ from kvtools.joined_table import JoinedTable
 from kvtools.key_join import SortedKeys, row_numbers, sorted_buckets
 from kvtools.migrate import Account, check_output, output_of, write_tables
 from kvtools.row_mask import RowMask
+from kvtools.table_names import matching
 from kvtools.table_view import MaskedTable
 from kvtools.top_rows import sortable
 
@@ -57,12 +58,12 @@ class Merged:
 
 
 class MergedTable(MaskedTable):
-    """The rows of joined tables that a mask keeps; with `others`, each combined with the rows of its key.
+    """The rows of a table, joined of others, that a mask keeps; with `others`, each combined with the rows of its key.
 
     `others[row]` is another row of the same key, which may have another one in turn; -1 ends the chain.
     """
 
-    def __init__(self, source: JoinedTable, mask: RowMask, *, others: Array | None = None, mean: bool = False) -> None:
+    def __init__(self, source: TableReader, mask: RowMask, *, others: Array | None = None, mean: bool = False) -> None:
         super().__init__(source, mask)
         self._others = others
         self._mean = mean
@@ -388,10 +389,9 @@ def _groups(
 ) -> dict[str, list[tuple[Checkpoint, TableReader]]]:
     """Return, by the name of the whole, the tables to merge and where they are."""
     there = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.tables))
-    for name in tables:
-        if name not in there:
-            checkpoints[-1].table(name)  # raises, naming those that there are
-    names = list(dict.fromkeys(tables)) or there
+    names, unmatched = matching(tables, there) if tables else (there, [])
+    if unmatched:
+        raise no_such_table(unmatched[0], checkpoints[-1].path, there)
     if not names:
         raise BadInputError(f"merging '{checkpoints[0].path}': it has no key-value table; see `kvtools inspect`")
     if into is None and len(checkpoints) < 2:

@@ -31,6 +31,7 @@ from kvtools.dialects.schema import TableSchema, VariableSchema
 from kvtools.dialects.table_files import FOLDER_MARK
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.diff import compare_tables
+from kvtools.dry_run import DroppingWriter
 from kvtools.engine import Engine, run_all, started
 from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageError
 from kvtools.fit import Fit, FittedTable, fit, without_row_extras
@@ -44,6 +45,7 @@ from kvtools.table_view import MaskedTable
 from kvtools.url_password import without_password
 
 EVERY_ROW = "as many rows read and written as the source says it has"
+EVERY_ROW_READ = "as many rows read as the source says it has"
 _KEY_ROWS = 1 << 18
 _BY_NAME = (
     "it has no path in the object graph that other tables have: a Saver restores it by its name, a tf.train.Checkpoint"
@@ -131,7 +133,8 @@ def write_tables(
         to: the dialect, or its name.
         beside: the checkpoint whose dense variables are written too, where the dialect holds them.
         parts: how many parts each table gets, or the tables of these names; as many as it has if None.
-        options: what to ask of the writer; `options.force` replaces an output that is there.
+        options: what to ask of the writer; `options.force` replaces an output that is there, `options.dry_run` reads
+            and routes every row, and writes nothing.
         workers: shards at once; the processors there are if None.
         engine: where the shards run; see `kvtools.engine`.
         progress: called as rows are written.
@@ -162,6 +165,24 @@ def write_tables(
     _check_room(output, dialect, plan.fits)
     if strict:
         _check_lossless(plan.account)
+
+    def fill(writer: CheckpointWriter) -> tuple[TableAccount, ...]:
+        writer.plan([fitted.schema for fitted in plan.fits])
+        accounts = tuple(
+            _write_table(writer, table, fitted, dialect, workers, engine, progress)
+            for table, fitted in zip(tables, plan.fits, strict=True)
+        )
+        for variable in plan.variables:
+            assert beside is not None
+            writer.variable(variable, beside.read_variable(variable.name))
+        return accounts
+
+    if options.dry_run:
+        with started(engine), DroppingWriter() as nowhere:
+            account = dataclasses.replace(plan.account, tables=tuple(map(_only_read, fill(nowhere))))
+        if strict:
+            _check_lossless(account)
+        return account
     with started(engine), _staging(str(output), dialect, options) as staging:
         with dialect.write(staging, options) as writer:
             if verify and not writer.exact:
@@ -169,14 +190,7 @@ def write_tables(
                     f"writing '{output}': got --verify, which compares every number, and --compression"
                     f" {options.compression}, which rounds; leave one of them out"
                 )
-            writer.plan([fitted.schema for fitted in plan.fits])
-            accounts = tuple(
-                _write_table(writer, table, fitted, dialect, workers, engine, progress)
-                for table, fitted in zip(tables, plan.fits, strict=True)
-            )
-            for variable in plan.variables:
-                assert beside is not None
-                writer.variable(variable, beside.read_variable(variable.name))
+            accounts = fill(writer)
         account = dataclasses.replace(plan.account, tables=accounts)
         if strict:
             _check_lossless(account)
@@ -186,6 +200,12 @@ def write_tables(
         if verify:
             account = _verify(account, written, dialect, tables, plan.fits, options, workers, progress)
     return account
+
+
+def _only_read(account: TableAccount) -> TableAccount:
+    """Return what is said of a table of which nothing was written."""
+    checks = tuple(EVERY_ROW_READ if check == EVERY_ROW else check for check in account.checks)
+    return dataclasses.replace(account, checks=checks)
 
 
 class _Written:

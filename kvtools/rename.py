@@ -16,6 +16,7 @@ from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.migrate import Account, write_tables
 from kvtools.slot_parts import with_other_slots
+from kvtools.table_names import near
 from kvtools.table_view import TableView, changed_tables
 
 
@@ -154,6 +155,7 @@ def _renamed(
             raise BadInputError(
                 f"{doing}: no {what} {'matches' if regex else 'is called'} '{old}'; there are {there}"
                 + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+                + near(old, names)
             )
         for name, renamed in found.items():
             if not renamed:

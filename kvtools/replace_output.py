@@ -26,17 +26,20 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _SYNCED_AT_ONCE = 16
 _INDEX = ".index"
+CHECKSUMS = ".kvtools-checksums"
+"""How what `kvtools.checksum_file` writes beside an output is called: it goes when that is replaced."""
 _BUNDLE_FILE = re.compile(r"\.index|\.data-\d{5}-of-\d{5}")
 
 
 @contextlib.contextmanager
-def replace_folder(target: Path, *, mark: str, force: bool = False) -> Iterator[Path]:
+def replace_folder(target: Path, *, mark: str, force: bool = False, dry_run: bool = False) -> Iterator[Path]:
     """Give a folder to write to that becomes `target` when the block ends without an error.
 
     Args:
         target: where the folder is to be.
         mark: a file that a folder of this kind has; `force` replaces no folder without it.
         force: replace an existing folder.
+        dry_run: write to a temporary folder, which is dropped; `target` is looked at and stays as it is.
 
     Raises:
         OutputError: `target` exists and may not be replaced, or the disk refuses to take it.
@@ -50,6 +53,10 @@ def replace_folder(target: Path, *, mark: str, force: bool = False) -> Iterator[
     """
     target = target.absolute()
     check_replaceable(target, mark=mark, force=force)
+    if dry_run:
+        with tempfile.TemporaryDirectory(prefix="kvtools-dry-run-") as nowhere:
+            yield Path(nowhere)
+        return
     with work_folder(target) as work:
         yield work
         work.chmod(0o777 & ~_umask())
@@ -59,13 +66,14 @@ def replace_folder(target: Path, *, mark: str, force: bool = False) -> Iterator[
 
 
 @contextlib.contextmanager
-def replace_files(target: Path, *, force: bool = False) -> Iterator[Path]:
+def replace_files(target: Path, *, force: bool = False, dry_run: bool = False) -> Iterator[Path]:
     """Give a path to write files to, all of which start with its name, that take their places when the block ends.
 
     Args:
         target: a file, or the prefix of several, `model.ckpt` for `model.ckpt.index` and `model.ckpt.data-...`.
         force: replace files that are there. An index goes last, so that what is there is never an index without its
             data.
+        dry_run: write to a temporary folder, which is dropped; `target` is looked at and stays as it is.
 
     Raises:
         OutputError: such files exist and may not be replaced, or the disk refuses to take them.
@@ -79,6 +87,10 @@ def replace_files(target: Path, *, force: bool = False) -> Iterator[Path]:
     """
     target = target.absolute()
     check_free(target, force=force)
+    if dry_run:
+        with tempfile.TemporaryDirectory(prefix="kvtools-dry-run-") as nowhere:
+            yield Path(nowhere) / target.name
+        return
     with work_folder(target) as work:
         yield work / target.name
         _sync_tree(work)
@@ -95,6 +107,7 @@ def replace_files(target: Path, *, force: bool = False) -> Iterator[Path]:
         for file in old:
             if file.name not in names:
                 file.unlink(missing_ok=True)
+        target.with_name(target.name + CHECKSUMS).unlink(missing_ok=True)
         _sync(target.parent)
 
 
@@ -128,9 +141,17 @@ def _files_of(target: Path) -> list[Path]:
     """Return what exists by the names of a prefix: the file itself, and a bundle's index and data files."""
     if not target.parent.exists():
         return []
-    beside = [file for file in target.parent.iterdir() if file.name.startswith(f"{target.name}.")]
-    bundle = [file for file in beside if _BUNDLE_FILE.fullmatch(file.name.removeprefix(target.name))]
+    prefix = f"{target.name}."
+    # By name: the folder may have thousands of others, and a path of each takes longer than to list them all.
+    beside = [name for name in os.listdir(target.parent) if name.startswith(prefix)]  # noqa: PTH208
+    bundle = [target.parent / name for name in beside if _BUNDLE_FILE.fullmatch(name.removeprefix(target.name))]
     return [file for file in (target, *bundle) if os.path.lexists(file)]
+
+
+def bundle_files(target: Path) -> list[Path]:
+    """Return the files of a prefix: the file itself, a bundle's index and data files, and the graph beside them."""
+    graph = target.with_name(f"{target.name}.meta")
+    return [*_files_of(target), *([graph] if graph.exists() else [])]
 
 
 _SPECIAL = {
@@ -255,10 +276,12 @@ def is_being_written(work: Path) -> bool:
 
 
 def _remove_leftovers(target: Path) -> None:
-    for folder in target.parent.iterdir():
-        ours = folder.name.startswith(f".{target.name}.kvtools-") and not folder.name.endswith("-old")
-        if ours and not is_being_written(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+    prefix = f".{target.name}.kvtools-"
+    for name in os.listdir(target.parent):  # noqa: PTH208
+        if name.startswith(prefix) and not name.endswith("-old"):
+            folder = target.parent / name
+            if not is_being_written(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync_tree(folder: Path) -> None:

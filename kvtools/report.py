@@ -98,6 +98,7 @@ def write_report(
     workers: int | None = None,
     engine: Engine = "local",
     force: bool = False,
+    dry_run: bool = False,
     progress: Progress | None = None,
 ) -> int:
     """Write a report about the last of `checkpoints`, and how they grew if there are several; return its bytes.
@@ -111,6 +112,7 @@ def write_report(
         workers: parts at once.
         engine: where they are read.
         force: replace an `output` that is there.
+        dry_run: make the page, and write none.
         progress: called as rows are read.
 
     Raises:
@@ -129,7 +131,7 @@ def write_report(
     stats = table_stats(readers, memory=memory, workers=workers, engine=engine, progress=progress)
     schemas = [reader.schema for reader in readers]
     page = render_report(checkpoints, schemas, stats, title=title).encode()
-    with replace_files(output, force=force) as staging:
+    with replace_files(output, force=force, dry_run=dry_run) as staging:
         staging.write_bytes(page)
     return len(page)
 

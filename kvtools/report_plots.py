@@ -5,26 +5,29 @@ Colours are CSS variables of the page, so that one picture serves light and dark
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.schema import TableSchema
+from kvtools.decimal_histogram import DecimalHistogram
 from kvtools.errors import MissingDependencyError
-from kvtools.histogram import NORM_EDGES, FrequencyHistogram, NormHistogram, VersionHistogram
+from kvtools.histogram import FrequencyHistogram, VersionHistogram
 from kvtools.stats import TableStats
 
 Array = npt.NDArray[Any]
 
 _WIDTH, _HEIGHT = 5.6, 3.0
 _BARS = 60
+_NORM_BARS = 48
 _DAY = 86400
 _YEAR_9999 = 253_402_300_800
 # Colours that stand for the page's variables while matplotlib draws.
@@ -55,107 +58,191 @@ _STYLE = {
     "savefig.facecolor": "none",
 }
 _numbers = itertools.count()
+_TICKS = 7
+_MARGIN = 0.06
+"""Inches between the outermost text and the end of a picture."""
 
 
-def norm_plot(norms: NormHistogram) -> str | None:
-    """Plot how many rows have which norm, from 1e-20 to 1e20; zero has no place on a logarithmic scale."""
-    bars = [(low, high, rows) for low, high, rows in norms.bars() if low > 0 and math.isfinite(high)]
-    if not bars:
+@dataclass(frozen=True)
+class Plot:
+    """A picture that can be drawn: what it shows, for who cannot see it, and what draws it."""
+
+    title: str
+    draw: Callable[[Any], None]
+
+    def figure(self) -> Any:
+        """Return the `matplotlib.figure.Figure`, with margins that hold all of its text.
+
+        Raises:
+            MissingDependencyError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise MissingDependencyError(
+                "drawing a report: matplotlib is not installed; run `pip install 'kvtools[report]'`"
+            ) from None
+        with _style():
+            figure = Figure(figsize=(_WIDTH, _HEIGHT))
+            self.draw(figure)
+            _fit_margins(figure, FigureCanvasAgg(figure).get_renderer())
+        return figure
+
+    def svg(self) -> str:
+        """Return the picture as an SVG element for an HTML page."""
+        figure = self.figure()
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+        with _style():
+            output = io.StringIO()
+            # Not savefig, which draws all of it twice.
+            FigureCanvasSVG(figure).print_svg(output, metadata={"Date": None})
+        return _embedded(output.getvalue(), self.title)
+
+
+def norm_plot(norms: DecimalHistogram, before: DecimalHistogram | None = None) -> Plot | None:
+    """Plot how many rows have which norm, beside those of `before` if it is given; zero has no place on the scale.
+
+    None where all rows have the same norm, or none has one.
+    """
+    known = [one for one in (norms, before) if one is not None and len(one.counts)]
+    ends = [[one.quantile(max(share, one.under / one.rows + 1e-9)) for share in (0.0005, 0.9995)] for one in known]
+    low, high = (choose(end[i] or 0.0 for end in ends) if ends else 0.0 for i, choose in enumerate((min, max)))
+    if not 0 < low < high * (1 - 1e-9):
         return None
+    linear = high < 4 * low
+    room = 0.04 * (high - low) if linear else (high / low) ** 0.04
+    low, high = (low - room, high + room) if linear else (low / room, high * room)
+    cuts = np.linspace(low, high, _NORM_BARS + 1) if linear else np.geomspace(low, high, _NORM_BARS + 1)
 
     def draw(figure: Any) -> None:
         axes = _axes(figure)
-        edges = [bar[0] for bar in bars] + [bars[-1][1]]
-        axes.stairs([bar[2] for bar in bars], edges, fill=True, color=_FIRST)
-        axes.set_xscale("log")
-        axes.set(xlabel="Euclidean norm of the row", ylabel="rows")
-        _short(axes.yaxis)
-        _powers(axes.xaxis)
+        for one, color, name in ((norms, _FIRST, "now"), (before, _SECOND, "before")):
+            bars = [] if one is None else one.bars(cuts.tolist())
+            if one is not None and bars:
+                rows = np.array([bar[2] for bar in bars], np.float64)
+                # Two histograms are compared by shares.
+                heights = rows if before is None else 100 * rows / one.rows
+                edges = [bar[0] for bar in bars] + [bars[-1][1]]
+                filled = one is norms
+                axes.stairs(heights, edges, fill=filled, color=color, linewidth=1.6, label=name)
+        axes.set(xlabel="Euclidean norm of the row", ylabel="rows" if before is None else "rows, %")
+        axes.set_ylim(bottom=0)
+        _amounts(axes.yaxis)
+        if linear:
+            axes.set_xlim(low, high)
+            _plain(axes.xaxis)
+        else:
+            _logarithmic(axes.xaxis, low, high)
+        if before is not None:
+            _legend(axes)
 
-    return _svg(draw, "Histogram of the Euclidean norms of the rows")
+    return Plot("Histogram of the Euclidean norms of the rows", draw)
 
 
-def clip_plot(schema: TableSchema, stats: TableStats, row_bytes: int) -> str | None:
+def clip_plot(stats: TableStats, row_bytes: int) -> Plot | None:
     """Plot which share of the rows each threshold would cut, by the largest number and by the norm."""
-    if not stats.values.l2.rows:
+    curves: list[tuple[str, Array, Array, str]] = []
+    for name, norm, color in (("all |x| below", "abs", _FIRST), ("norm below", "l2", _SECOND)):
+        norms = stats.fine.get(norm)  # type: ignore[call-overload]
+        if norms is not None and len(norms.counts):
+            below = norms.under + np.concatenate([[0], np.cumsum(norms.counts)])
+            filled = np.flatnonzero(norms.counts)
+            shown = slice(max(0, int(filled[0]) - 1), int(filled[-1]) + 3)
+            curves.append((name, norms.edges[shown], below[shown], color))
+    if not curves:
         return None
-    curves = [
-        (name, np.cumsum(norms.counts)[:-1], color)
-        for name, norms, color in (
-            ("all |x| below", stats.values.abs, _FIRST),
-            ("norm below", stats.values.l2, _SECOND),
-        )
-    ]
-    lowest = min(int(np.argmax(below > below[0])) for _, below, _ in curves)
-    highest = max(int(np.argmax(below == below[-1])) for _, below, _ in curves)
-    shown = slice(max(0, lowest - 3), max(highest, lowest) + 3)
+    low, high = min(float(edges[0]) for _, edges, _, _ in curves), max(float(edges[-1]) for _, edges, _, _ in curves)
+    linear = high < 4 * low
 
     def draw(figure: Any) -> None:
-        axes = _axes(figure, right=0.85)
-        for name, below, color in curves:
-            axes.plot(NORM_EDGES[shown], 100 * below[shown] / stats.rows, color=color, label=name, linewidth=1.8)
-        axes.set_xscale("log")
-        axes.set(xlabel="threshold", ylabel="rows cut, %", ylim=(0, 100))
-        _powers(axes.xaxis)
+        axes = _axes(figure)
+        for name, edges, below, color in curves:
+            step = max(1, len(edges) // 400)
+            at = np.unique([*range(0, len(edges), step), len(edges) - 1])
+            axes.plot(edges[at], 100 * below[at] / stats.rows, color=color, label=name, linewidth=1.8)
+        axes.set(xlabel="threshold", ylabel="rows cut, %", ylim=(0, 102))
+        if linear:
+            axes.set_xlim(low, high)
+            _plain(axes.xaxis)
+        else:
+            _logarithmic(axes.xaxis, low, high)
         _bytes_beside(axes, stats.rows * row_bytes)
-        axes.legend(loc="upper left")
+        _legend(axes, "upper left")
 
-    return _svg(draw, "Share of the rows that each clip threshold cuts")
+    return Plot("Share of the rows that each clip threshold cuts", draw)
 
 
-def frequency_clip_plot(freqs: FrequencyHistogram, row_bytes: int) -> str | None:
-    """Plot which share of the rows each frequency threshold would cut."""
+def frequency_clip_plot(freqs: FrequencyHistogram, row_bytes: int) -> Plot | None:
+    """Plot which shares of the rows, and of the lookups, each frequency threshold would cut."""
     if not freqs.rows:
         return None
-    octaves = max(1, int(freqs.largest).bit_length())
-    thresholds = [1 << octave for octave in range(octaves + 1)]
-
-    def draw(figure: Any) -> None:
-        axes = _axes(figure, right=0.85)
-        shares = [100 * freqs.below(threshold) / freqs.rows for threshold in thresholds]
-        axes.plot(thresholds, shares, color=_FIRST, linewidth=1.8, marker="o", markersize=3)
-        axes.set_xscale("log", base=2)
-        axes.set(xlabel="least frequency that is kept", ylabel="rows cut, %", ylim=(0, 100))
-        _short(axes.xaxis)
-        _bytes_beside(axes, freqs.rows * row_bytes)
-
-    return _svg(draw, "Share of the rows that each frequency threshold cuts")
-
-
-def zipf_plot(freqs: FrequencyHistogram) -> str | None:
-    """Plot frequency by rank, both on logarithmic scales, with the fitted power law."""
-    seen = freqs.rows - int(freqs.counts[0])
-    if not seen:
-        return None
-    rows, means = freqs.ranked()
-    above = means > 0
-    ends = np.cumsum(rows[above])
-    starts = np.concatenate([[1], ends[:-1] + 1])
-    ranks = np.stack([starts, ends], axis=1).ravel()
-    heights = np.repeat(means[above], 2)
-    exponent = freqs.zipf_exponent()
+    ends = np.concatenate([[0], np.cumsum(freqs.counts)])
+    sums = np.concatenate([[0.0], np.cumsum(freqs.sums)])
+    filled = np.flatnonzero(freqs.counts)
+    first, last = int(filled[0]), int(filled[-1])
+    at = np.unique(np.concatenate([[first], filled + 1]))
+    at = at[np.unique(np.linspace(0, len(at) - 1, 400).astype(np.int64))] if len(at) > 400 else at
+    thresholds = np.maximum([freqs.edge(int(number)) for number in at], 1)
+    low, high = 0.8 * float(thresholds[0]), 1.25 * float(thresholds[-1])
 
     def draw(figure: Any) -> None:
         axes = _axes(figure)
-        axes.plot(ranks, heights, color=_FIRST, linewidth=1.8, label="keys")
-        if exponent is not None and seen > 1:
-            fitted = np.unique(np.geomspace(1, seen, 100).astype(np.int64))
-            level = np.mean(np.log(freqs.frequency_of_rank(fitted)) + exponent * np.log(fitted))
-            label = f"rank to the power of -{exponent:.2f}"
-            line = np.exp(level - exponent * np.log(fitted))
-            axes.plot(fitted, line, color=_SECOND, linewidth=1.2, linestyle="--", label=label)
-            axes.legend(loc="upper right")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_ylim(bottom=max(0.5, 0.7 * float(heights.min())))
+        marker = "o" if len(at) < 40 else None
+        axes.plot(thresholds, 100 * ends[at] / freqs.rows, color=_FIRST, linewidth=1.8, marker=marker, markersize=3)
+        axes.lines[-1].set_label("rows")
+        if sums[-1]:
+            axes.plot(thresholds, 100 * sums[at] / sums[-1], color=_SECOND, linewidth=1.8, label="lookups")
+        axes.set(xlabel="least frequency that is kept", ylabel="cut, %", ylim=(0, 102))
+        _logarithmic(axes.xaxis, low, high)
+        _bytes_beside(axes, freqs.rows * row_bytes)
+        _legend(axes, "center right" if last > 16 * max(first, 1) else "best")
+
+    return Plot("Shares of the rows and of the lookups that each frequency threshold cuts", draw)
+
+
+def zipf_plot(freqs: FrequencyHistogram, before: FrequencyHistogram | None = None) -> Plot | None:
+    """Plot frequency by rank, both on logarithmic scales, with the power law where there is one, or what was before."""
+    curves = [
+        (name, *_ranked(one), color)
+        for name, one, color in (("keys" if before is None else "now", freqs, _FIRST), ("before", before, _SECOND))
+        if one is not None and one.rows > one.counts[0]
+    ]
+    if not curves:
+        return None
+    fit = None if before is not None else freqs.zipf_fit()
+    seen = max(int(ranks[-1]) for _, ranks, _, _ in curves)
+    low = min(float(heights.min()) for _, _, heights, _ in curves)
+    high = max(float(heights.max()) for _, _, heights, _ in curves)
+
+    def draw(figure: Any) -> None:
+        axes = _axes(figure)
+        for name, ranks, heights, color in curves:
+            axes.plot(ranks, heights, color=color, linewidth=1.8, label=name)
+        if fit is not None:
+            label = f"rank to the power of -{fit.exponent:.2f}"
+            ends = np.array([fit.first, fit.last])
+            axes.plot(ends, fit.frequencies(ends), color=_SECOND, linewidth=1.4, linestyle="--", label=label)
+        _logarithmic(axes.xaxis, 0.9, 1.15 * max(seen, 2))
+        _logarithmic(axes.yaxis, 0.8 * low, max(1.3 * high, 3 * low))
         axes.set(xlabel="rank of the key", ylabel="frequency")
-        _short(axes.xaxis)
-        _short(axes.yaxis)
+        if len(axes.lines) > 1:
+            _legend(axes)
 
-    return _svg(draw, "Frequency of the keys by their rank")
+    return Plot("Frequency of the keys by their rank", draw)
 
 
-def version_plot(versions: VersionHistogram) -> str | None:
+def _ranked(freqs: FrequencyHistogram) -> tuple[Array, Array]:
+    """Return the corners of the curve of frequency by rank, without keys that were never seen."""
+    rows, means = freqs.ranked()
+    rows, means = rows[means > 0], means[means > 0]
+    ends = np.cumsum(rows)
+    ranks = np.stack([np.concatenate([[1], ends[:-1] + 1]), ends], axis=1).ravel()
+    return ranks, np.repeat(means, 2)
+
+
+def version_plot(versions: VersionHistogram) -> Plot | None:
     """Plot how many rows have which version, and how many have it or an older one."""
     bars = versions.bars(versions.readable_width(_BARS))
     if not bars:
@@ -166,31 +253,31 @@ def version_plot(versions: VersionHistogram) -> str | None:
     labels = {"seconds": "time of the last update, UTC", "days": "day of the last update", "steps": "step"}
 
     def draw(figure: Any) -> None:
-        axes = _axes(figure, right=0.87)
+        axes = _axes(figure)
         edges = np.array([bar[0] for bar in bars] + [bars[-1][1]], np.float64) / (scale if days else 1)
         rows = np.array([bar[2] for bar in bars])
         axes.stairs(rows, edges, fill=True, color=_FIRST)
         axes.set(xlabel=labels.get(versions.unit, "version"), ylabel="rows")
-        _short(axes.yaxis)
+        _amounts(axes.yaxis)
         total = axes.twinx()
         total.plot(edges, np.concatenate([[0], np.cumsum(rows)]), color=_SECOND, linewidth=1.8)
         total.set(ylabel="rows in all", ylim=(0, None))
         total.grid(False)
         total.spines["right"].set_visible(True)
-        _short(total.yaxis)
+        _amounts(total.yaxis)
         if days:
             from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-            locator = AutoDateLocator(maxticks=7)
+            locator = AutoDateLocator(minticks=3, maxticks=6)
             axes.xaxis.set_major_locator(locator)
             axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
         else:
-            _short(axes.xaxis)
+            _amounts(axes.xaxis)
 
-    return _svg(draw, "Rows by their version, and in all up to it")
+    return Plot("Rows by their version, and in all up to it", draw)
 
 
-def parts_plot(part_rows: Sequence[int]) -> str | None:
+def parts_plot(part_rows: Sequence[int]) -> Plot | None:
     """Plot the rows of each part beside their mean."""
     if len(part_rows) < 2:
         return None
@@ -209,13 +296,13 @@ def parts_plot(part_rows: Sequence[int]) -> str | None:
         axes.set(xlabel="part", ylabel="rows", ylim=(0, 1.25 * max(*part_rows, 1)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(False, axis="x")
-        axes.legend(loc="upper right")
-        _short(axes.yaxis)
+        _legend(axes)
+        _amounts(axes.yaxis)
 
-    return _svg(draw, "Rows of each part")
+    return Plot("Rows of each part", draw)
 
 
-def growth_plot(labels: Sequence[str], amounts: Mapping[str, Sequence[int]], ylabel: str, *, binary: bool) -> str:
+def growth_plot(labels: Sequence[str], amounts: Mapping[str, Sequence[int]], ylabel: str, *, binary: bool) -> Plot:
     """Plot numbers of each checkpoint, one line a name; `binary` for bytes. Beyond seven names the rest is added up."""
     if len(amounts) > len(_LINES):
         names = sorted(amounts, key=lambda name: -max(amounts[name]))
@@ -224,17 +311,17 @@ def growth_plot(labels: Sequence[str], amounts: Mapping[str, Sequence[int]], yla
         amounts = {name: amounts[name] for name in kept} | {f"{len(rest)} others": others}
 
     def draw(figure: Any) -> None:
-        axes = _axes(figure, bottom=0.3)
+        axes = _axes(figure)
         for (name, line), color in zip(amounts.items(), _LINES, strict=False):
             axes.plot(range(len(labels)), line, color=color, marker="o", markersize=4, linewidth=1.8, label=name)
         step = -(-len(labels) // 12)
-        axes.set_xticks(range(0, len(labels), step), labels[::step], rotation=30, ha="right")
+        axes.set_xticks(range(0, len(labels), step), [_cut(label) for label in labels[::step]], rotation=30, ha="right")
         axes.set(ylabel=ylabel, ylim=(0, None))
-        _short(axes.yaxis, binary=binary)
+        _amounts(axes.yaxis, binary=binary)
         # A name that starts with an underscore is drawn all the same.
         axes.legend(axes.get_lines(), [_cut(name) for name in amounts], loc="best", fontsize=8)
 
-    return _svg(draw, f"{ylabel} of each checkpoint")
+    return Plot(f"{ylabel} of each checkpoint", draw)
 
 
 def short_number(value: float, *, binary: bool = False, digits: int = 3) -> str:
@@ -251,9 +338,49 @@ def short_number(value: float, *, binary: bool = False, digits: int = 3) -> str:
     return f"{number:.{digits if abs(number) < 10**digits else 4}g}{units[unit]}"
 
 
-def _axes(figure: Any, *, right: float = 0.97, bottom: float = 0.17) -> Any:
-    """Return axes with fixed margins; to measure every label takes longer than to draw all."""
-    return figure.subplots(gridspec_kw={"left": 0.13, "right": right, "top": 0.97, "bottom": bottom})
+def tick_places(low: float, high: float, most: int = _TICKS) -> list[float]:
+    """Return where a logarithmic axis is marked: powers of ten if there are three, else round numbers between them.
+
+    >>> tick_places(0.5, 2e6)
+    [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0]
+    >>> tick_places(1.1, 60.0), tick_places(0.97, 1.04)
+    ([2.0, 5.0, 10.0, 20.0, 50.0], [0.98, 0.99, 1.0, 1.01, 1.02, 1.03, 1.04])
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for multiples in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
+        places = [float(f"{m}e{decade}") for decade in range(first, last + 1) for m in multiples]
+        places = [place for place in places if low <= place <= high]
+        if len(multiples) == 1:
+            places = places[:: -(-len(places) // most)] if places else []
+        if 3 <= len(places) <= most + 2:
+            return places
+    from matplotlib.ticker import MaxNLocator
+
+    places = MaxNLocator(most, min_n_ticks=3).tick_values(low, high).tolist()
+    return [float(f"{place:.12g}") for place in places if low <= place <= high]
+
+
+def _axes(figure: Any) -> Any:
+    return figure.subplots()
+
+
+def _fit_margins(figure: Any, renderer: Any) -> None:
+    """Make the margins as wide as the text outside the axes needs, and no wider."""
+    width, height = (inches * figure.dpi for inches in figure.get_size_inches())
+    margin = _MARGIN * figure.dpi
+    for _ in range(2):  # with other margins there may be other labels
+        inner = figure.axes[0].get_window_extent(renderer)
+        boxes = [axes.get_tightbbox(renderer) for axes in figure.axes]
+        left = inner.x0 - min(box.x0 for box in boxes) + margin
+        right = max(box.x1 for box in boxes) - inner.x1 + margin
+        bottom = inner.y0 - min(box.y0 for box in boxes) + margin
+        top = max(box.y1 for box in boxes) - inner.y1 + margin
+        figure.subplots_adjust(
+            left=min(left / width, 0.45),
+            right=max(1 - right / width, 0.55),
+            bottom=min(bottom / height, 0.6),
+            top=max(1 - top / height, 0.7),
+        )
 
 
 def _cut(text: str, length: int = 28) -> str:
@@ -261,21 +388,58 @@ def _cut(text: str, length: int = 28) -> str:
     return text if len(text) <= length else f"...{text[3 - length :]}"
 
 
-def _short(axis: Any, *, binary: bool = False) -> None:
-    from matplotlib.ticker import FuncFormatter, MultipleLocator, NullLocator
+def _amounts(axis: Any, *, binary: bool = False) -> None:
+    """Mark a linear axis of counts or bytes with short numbers."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullLocator
 
+    low, high = axis.get_view_interval()
     axis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value, binary=binary)))
     if binary:  # round numbers of bytes are not round numbers
-        axis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(max(axis.get_view_interval()[1], 4) / 6))))
+        axis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(max(high, 4) / 6))))
+    elif high - low > 3:
+        axis.set_major_locator(MaxNLocator(_TICKS - 1, integer=True, min_n_ticks=3))
+        unit = 1000.0 ** max(0, math.floor(math.log(max(abs(high), 1), 1000)))
+        if (high - low) / unit < 0.01 * high / unit:  # short numbers of such an axis would all be the same
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axis.set_minor_locator(NullLocator())
 
 
-def _powers(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+def _plain(axis: Any) -> None:
+    """Mark a linear axis of any numbers."""
+    from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-    axis.set_major_locator(LogLocator(numticks=9))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")))
+    axis.set_major_locator(MaxNLocator(_TICKS - 1, min_n_ticks=3))
+    axis.set_major_formatter(ScalarFormatter(useOffset=True, useMathText=False))
     axis.set_minor_locator(NullLocator())
+
+
+def _logarithmic(axis: Any, low: float, high: float) -> None:
+    """Make an axis logarithmic between two numbers, and mark at least three places."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    along = "x" if axis.axis_name == "x" else "y"
+    getattr(axis.axes, f"set_{along}scale")("log")
+    getattr(axis.axes, f"set_{along}lim")(low, high)
+    places = tick_places(low, high)
+    decades = all(f"{place:e}".startswith("1.000000e") for place in places)
+    axis.set_major_locator(FixedLocator(places))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _mark(value, decades)))
+    axis.set_minor_locator(NullLocator())
+
+
+def _mark(value: float, decade: bool) -> str:
+    """Write a number beside a logarithmic axis, a mere power of ten where all are.
+
+    >>> _mark(1e-3, True), _mark(20000.0, False), _mark(1.02, False)
+    ('1e-3', '20k', '1.02')
+    """
+    if 1 <= value < 1e15:
+        return short_number(value, digits=6 if value < 1000 else 4)
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e") if decade else f"{value:.3g}".replace("e-0", "e-")
+
+
+def _legend(axes: Any, place: str = "best") -> None:
+    axes.legend(loc=place, fontsize=8)
 
 
 def _bytes_beside(axes: Any, total: int) -> None:
@@ -289,24 +453,14 @@ def _bytes_beside(axes: Any, total: int) -> None:
     beside.spines["right"].set_color(_FAINT)
 
 
-def _svg(draw: Callable[[Any], None], title: str) -> str:
-    """Return a figure as an SVG element for an HTML page."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependencyError(
-            "drawing a report: matplotlib is not installed; run `pip install 'kvtools[report]'`"
-        ) from None
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    """Draw as the page wants it."""
+    import matplotlib as mpl
+
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # the browser's fonts are what counts
-        figure = Figure(figsize=(_WIDTH, _HEIGHT))
-        draw(figure)
-        output = io.StringIO()
-        # Not savefig, which draws all of it twice.
-        FigureCanvasSVG(figure).print_svg(output, metadata={"Date": None})
-    return _embedded(output.getvalue(), title)
+        yield
 
 
 def _embedded(svg: str, title: str) -> str:

@@ -15,6 +15,7 @@ from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.schema import SlotSchema
 from kvtools.errors import BadInputError
+from kvtools.table_names import near
 from kvtools.table_view import TableView, replace_schema
 
 
@@ -123,8 +124,12 @@ def with_other_slots(
     def apply(needed: Sequence[str], names: Sequence[str], change: Any) -> None:
         found = [name for name, table in tables.items() if set(needed) <= set(table.slots)]
         if not found:
-            there = ", ".join(sorted({f"'{slot}'" for table in tables.values() for slot in table.slots})) or "none"
-            raise BadInputError(f"{doing}: no table has slot {' and '.join(map(repr, needed))}; there are {there}")
+            slots = sorted({slot for table in tables.values() for slot in table.slots})
+            there = ", ".join(f"'{slot}'" for slot in slots) or "none"
+            meant = "".join(near(name, slots) for name in needed if name not in slots)
+            raise BadInputError(
+                f"{doing}: no table has slot {' and '.join(map(repr, needed))}; there are {there}{meant}"
+            )
         if "" in names or len(set(names)) < len(names):
             raise BadInputError(f"{doing}: got the names {list(names)}, expected different ones")
         for table in found:

@@ -13,12 +13,13 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtools._row_stats import row_stats
+from kvtools.decimal_histogram import DecimalHistogram
 from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Chunk
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
@@ -242,7 +243,8 @@ class ColumnStats:
 class TableStats:
     """What the rows of a table are like; `slots` by name, `freqs` and `versions` None where there is no such column.
 
-    `repeated_keys` are the rows whose key stands again in a later row.
+    `repeated_keys` are the rows whose key stands again in a later row. `fine` has the norms of the values, "l2" and
+    "abs", in bins as fine as they need, where they were asked for.
     """
 
     rows: int
@@ -251,9 +253,10 @@ class TableStats:
     freqs: FrequencyHistogram | None
     versions: VersionHistogram | None
     repeated_keys: int = 0
+    fine: dict[Literal["l2", "abs"], DecimalHistogram] = field(default_factory=dict)
 
     @staticmethod
-    def empty(schema: TableSchema) -> TableStats:
+    def empty(schema: TableSchema, *, fine: bool = False) -> TableStats:
         """Return the statistics of no rows."""
         return TableStats(
             rows=0,
@@ -261,6 +264,7 @@ class TableStats:
             slots={slot.name: ColumnStats() for slot in schema.slots},
             freqs=FrequencyHistogram() if schema.has_freqs else None,
             versions=VersionHistogram(schema.version_unit) if schema.has_versions else None,
+            fine={"l2": DecimalHistogram(), "abs": DecimalHistogram()} if fine else {},
         )
 
     def add(self, chunk: Chunk) -> None:
@@ -268,6 +272,8 @@ class TableStats:
         self.rows += len(chunk)
         if chunk.values is not None:
             self.values.add(chunk.values)
+            for norm, norms in self.fine.items():
+                norms.add(row_norms(chunk.values, norm))
         for name, slot in chunk.slots.items():
             self.slots[name].add(slot)
         if self.freqs is not None and chunk.freqs is not None:
@@ -282,6 +288,8 @@ class TableStats:
         self.values.merge(other.values)
         for name, slot in other.slots.items():
             self.slots[name].merge(slot)
+        for norm, norms in other.fine.items():
+            self.fine[norm].merge(norms)
         if self.freqs is not None and other.freqs is not None:
             self.freqs.merge(other.freqs)
         if self.versions is not None and other.versions is not None:
@@ -296,19 +304,20 @@ class StatsTask:
     part: int | None
     memory: int
     threads: int = 1
+    fine: bool = False
 
 
 def count_shard(task: StatsTask, progress: Progress | None = None) -> TableStats:
     """Do a shard of work; return what it found of its table."""
     table = task.reader
-    stats = TableStats.empty(table.schema)
+    stats = TableStats.empty(table.schema, fine=task.fine)
     if task.part is None:
         # The keys' checksums are checked where the parts are counted.
         keys = (chunk.keys for chunk in table.chunks(KEYS, rows=_KEY_ROWS, verify=False))
         stats.repeated_keys = count_repeated(keys, table.rows, memory=task.memory)
         return stats
     # Each of n threads counts every n-th chunk by itself, so that sums do not depend on which of them is quicker.
-    counted = [stats, *(TableStats.empty(table.schema) for _ in range(1, task.threads))]
+    counted = [stats, *(TableStats.empty(table.schema, fine=task.fine) for _ in range(1, task.threads))]
     at_work: list[Future[None] | None] = [None] * task.threads
     rows = _CHUNKS * table.chunk_rows(ALL_COLUMNS)
     pool = ThreadPoolExecutor(task.threads, thread_name_prefix="kvtools-stats") if task.threads > 1 else None
@@ -334,6 +343,7 @@ def count_shard(task: StatsTask, progress: Progress | None = None) -> TableStats
 def table_stats(
     tables: Sequence[TableReader],
     *,
+    fine: bool = False,
     memory: int = DEFAULT_MEMORY,
     workers: int | None = None,
     engine: Engine = "local",
@@ -343,6 +353,7 @@ def table_stats(
 
     Args:
         tables: any readers, with different names.
+        fine: count norms in fine bins, too: see `TableStats.fine`.
         memory: bytes to hold at most while repeated keys are looked for; more spills to disk.
         workers: parts at once; the processors there are if None.
         engine: where the parts are counted; see `kvtools.engine`.
@@ -363,7 +374,7 @@ def table_stats(
     parts = sum(table.schema.parts for table in tables)
     threads = max(1, processors // max(parts, 1)) if engine == "local" else 1
     tasks = [
-        StatsTask(table, part, memory // at_once, threads)
+        StatsTask(table, part, memory // at_once, threads, fine)
         for table in tables
         for part in (None, *range(table.schema.parts))
     ]
@@ -380,7 +391,7 @@ def table_stats(
     found: dict[str, TableStats] = {}
     for task, stats in zip(tasks, run_all(function, tasks, workers=workers, engine=engine), strict=True):
         schema = task.reader.schema
-        found.setdefault(schema.name, TableStats.empty(schema)).merge(stats)
+        found.setdefault(schema.name, TableStats.empty(schema, fine=fine)).merge(stats)
         if engine != "local":
             advance(schema.name, stats.rows, schema.rows)
     return found

@@ -6,9 +6,11 @@ has, and each chunk is looked at while it is in the processor's cache. Keys are 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import glob
 import re
+import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +19,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvtools.chain_reader import is_increment
+from kvtools.checksum_file import check_files, read_checksums
 from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Array, Chunk, Columns
-from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.detect import dialect_named, dialects, open_checkpoint
 from kvtools.dialects.interface import Checkpoint, Finding, TableReader
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.schema import ExtraSchema, are_initial_values
@@ -44,7 +48,10 @@ _NEVER_NEGATIVE = re.compile(
 
 @dataclass(frozen=True)
 class CheckedTable:
-    """A table that was read: its size, and how many checks it went through; of a chain, in which `member`."""
+    """A table that was read: its size, and how many checks it went through; of a chain, in which `member`.
+
+    `checksums` says what its bytes were checked against, as in "CRC-32C", None where its format has nothing.
+    """
 
     name: str
     dialect: str
@@ -53,11 +60,26 @@ class CheckedTable:
     bytes: int
     checks: int
     member: str | None = None
+    checksums: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckedFiles:
+    """Files that were compared with checksums beside them: the file of these, how many files and bytes it is of, and
+    when it was written, in UTC."""
+
+    path: str
+    files: int
+    bytes: int
+    written: str
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What a verification found: errors first, then warnings, then infos."""
+    """What a verification found: errors first, then warnings, then infos.
+
+    `checked_files` says which files were compared with checksums beside them (`kvtools.checksum_file`).
+    """
 
     path: str
     dialect: str | None
@@ -65,6 +87,7 @@ class Verification:
     variables: int
     checks: int
     findings: tuple[Finding, ...]
+    checked_files: tuple[CheckedFiles, ...] = ()
 
     def count(self, severity: Literal["error", "warning", "info"]) -> int:
         """Return how many findings of a severity there are."""
@@ -79,6 +102,7 @@ def verify(
     workers: int | None = None,
     engine: Engine = "local",
     progress: Progress | None = None,
+    compare_files: bool = True,
 ) -> Verification:
     """Read a checkpoint from its first byte to its last, and say what is wrong with it.
 
@@ -89,6 +113,8 @@ def verify(
         workers: parts at once; the processors there are if None.
         engine: where the parts are read; see `kvtools.engine`.
         progress: called as rows are read.
+        compare_files: compare the files with the checksums beside them, where there are some and all tables are
+            checked.
 
     Raises:
         BadInputError: there is nothing at `path`.
@@ -109,8 +135,19 @@ def verify(
     except BadInputError as error:
         if not _is_there(path):
             raise
-        return Verification(without_password(path), None, (), 0, 1, (Finding("error", "open", "", str(error)),))
-    return check(checkpoint, tables=tables, memory=options.memory, workers=workers, engine=engine, progress=progress)
+        findings = [Finding("error", "open", "", str(error))]
+        compared = () if tables or "://" in path else _check_files(Path(path), findings)
+        checks = 1 + sum(one.files for one in compared)
+        return Verification(without_password(path), None, (), 0, checks, tuple(findings), compared)
+    return check(
+        checkpoint,
+        tables=tables,
+        memory=options.memory,
+        workers=workers,
+        engine=engine,
+        progress=progress,
+        compare_files=compare_files,
+    )
 
 
 def check(
@@ -121,15 +158,21 @@ def check(
     workers: int | None = None,
     engine: Engine = "local",
     progress: Progress | None = None,
+    compare_files: bool = True,
 ) -> Verification:
     """Check an opened checkpoint; see `verify`."""
-    broken = {name: error for name, error in checkpoint.broken.items() if not tables or name in tables}
-    names = [name for name in tables if name not in broken]
+    asked = checkpoint.names_of(tables)
+    broken = {name: error for name, error in checkpoint.broken.items() if not tables or name in asked}
+    names = [name for name in asked if name not in broken]
     readers = checkpoint.select(names) if names or not tables else []
     findings = [Finding("error", "open", name, str(error)) for name, error in broken.items()]
     checked = list(_check_tables(readers, findings, memory, workers, engine, progress))
     checks = len(broken) + sum(table.checks for table in checked)
     variables = 0
+    compared: tuple[CheckedFiles, ...] = ()
+    if not tables and compare_files and isinstance(checkpoint.path, Path):
+        compared = _check_files(checkpoint.path, findings)
+        checks += sum(one.files for one in compared)
     if not tables:
         checks += _check_whole(checkpoint, findings)
         for variable in [*checkpoint.variables, *checkpoint.bookkeeping]:
@@ -137,6 +180,7 @@ def check(
             findings += (f for f in _check_variable(checkpoint, variable.name) if f.message not in told)
             checks += 1
         variables = len(checkpoint.variables)
+    findings = [_with_way_out(finding, checkpoint) for finding in findings]
     rank = {"error": 0, "warning": 1, "info": 2}
     findings.sort(key=lambda finding: rank[finding.severity])
     return Verification(
@@ -146,7 +190,30 @@ def check(
         variables=variables,
         checks=checks,
         findings=tuple(findings),
+        checked_files=compared,
     )
+
+
+_MENDED = frozenset(
+    {"non-finite", "duplicate-keys", "misplaced-keys", "slot-keys", "blacklist", "partition-offset", "wrong-bucket"}
+)
+"""Checks whose findings `kvtools.repair` mends."""
+
+
+def _with_way_out(finding: Finding, checkpoint: Checkpoint) -> Finding:
+    """Return a finding with the command that mends it, where there is one."""
+    table = checkpoint.tables.get(finding.table)
+    dialect = dialect_named(checkpoint.dialect) if checkpoint.dialect in dialects() else None
+    if table is None or is_increment(table) or dialect is None or dialect.write is None:
+        return finding
+    if finding.check in _MENDED:
+        way_out, options = "mends it", ""
+    elif finding.check == "damaged":
+        way_out, options = "keeps what is proven good", " --salvage"
+    else:
+        return finding
+    command = f"kvtools repair {shlex.quote(str(checkpoint.path))} OUT{options}"
+    return dataclasses.replace(finding, message=f"{finding.message}; `{command}` {way_out}")
 
 
 def _is_there(path: str) -> bool:
@@ -261,6 +328,7 @@ def _check_tables(
             parts=schema.parts,
             bytes=schema.bytes,
             checks=_count_checks(reader),
+            checksums=schema.checksums,
         )
 
 
@@ -473,6 +541,21 @@ def _non_finite(numbers: Array) -> int:
     magnitude, infinite, _ = limits
     bits = np.ascontiguousarray(numbers).view(magnitude.dtype) & magnitude
     return int(np.count_nonzero(bits >= infinite)) if bits.max() >= infinite else 0
+
+
+def _check_files(path: Path, findings: list[Finding]) -> tuple[CheckedFiles, ...]:
+    """Compare the files of a checkpoint with the checksums beside them, if there are some."""
+    try:
+        known = read_checksums(path)
+        if known is None:
+            return ()
+        findings += check_files(
+            path, known, command=f"kvtools verify {shlex.quote(str(path))} --write-checksums --force"
+        )
+    except KvtoolsError as error:
+        findings.append(Finding("warning", "checksum-file", "", str(error)))
+        return ()
+    return (CheckedFiles(str(known.path), len(known.files), known.bytes, known.date),)
 
 
 def _check_whole(checkpoint: Checkpoint, findings: list[Finding]) -> int:

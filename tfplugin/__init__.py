@@ -16,6 +16,7 @@ from tfplugin.kv_variable import KvVariable
 from tfplugin.lookup_many import lookup_many
 from tfplugin.optimizers import OptimizerWrapper, apply_in_backward, explain
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.policy_file import PolicyFile, policy
 from tfplugin.restore_tables import restore_tables
 from tfplugin.telemetry import TensorBoardHook, gradient_norms, summary, survey, tensorboard_callback, watch_gradients
 from tfplugin.tensorflow_hooks import install, uninstall
@@ -28,6 +29,7 @@ __all__ = [
     "KvVariable",
     "OptimizerWrapper",
     "PartitionedKvVariable",
+    "PolicyFile",
     "TensorBoardHook",
     "apply_in_backward",
     "explain",
@@ -39,6 +41,7 @@ __all__ = [
     "lookup_many",
     "optimizers",
     "policies",
+    "policy",
     "restore_tables",
     "summary",
     "survey",

@@ -16,7 +16,7 @@ namespace {
 nb::object InitialValues(nb::handle keys, nb::handle value_dtype, int64_t dim, nb::handle initializer) {
   const nb::object dtype = nb::borrow(keys).attr("dtype");
   PyTable table(dtype, value_dtype, dim, initializer, nb::list(), 0, 0, "lru", 1, false, 1, 0, "seconds",
-                nb::none());
+                nb::none(), nb::none(), nb::none());
   return table.Gather(keys, nb::str("initial"), nb::none(), nb::none(), nb::none());
 }
 

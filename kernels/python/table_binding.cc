@@ -41,6 +41,10 @@ Args:
         age. The table stamps versions itself then.
     age_unit: "seconds", or "steps": what apply() counts.
     clock: uint64 (1,), microseconds since 1970, set by whoever made it. None: the system's clock.
+    admission: which keys gather_or_insert gives a row: {"kind": "count", "enter_threshold": n}; the same of kind "bloom",
+        with "capacity" and "error"; or {"kind": "probability", "p": p}, drawn with the seed of each call. "below" says
+        what the others give: "initial" values or "zeros". apply() then leaves out keys without a row. None: all keys.
+    padding_key: a key that never has a row; None: there is none.
 
 Raises:
     ValueError, TypeError: for arguments that cannot be.
@@ -60,11 +64,12 @@ Example:
 )";
   nb::class_<PyTable>(m, "Table", table_doc.c_str())
       .def(nb::init<nb::handle, nb::handle, int64_t, nb::handle, nb::handle, int64_t, int64_t,
-                    const std::string&, int, bool, int, int64_t, const std::string&, nb::handle>(),
+                    const std::string&, int, bool, int, int64_t, const std::string&, nb::handle, nb::handle,
+                    nb::handle>(),
            "key_dtype"_a, "value_dtype"_a, "dim"_a, nb::kw_only(), "initializer"_a = nb::none(),
            "slots"_a = nb::make_tuple(), "capacity_hint"_a = 0, "max_capacity"_a = 0, "eviction"_a = "lru",
            "shards"_a = 0, "huge_pages"_a = true, "threads"_a = 0, "max_age"_a = 0, "age_unit"_a = "seconds",
-           "clock"_a = nb::none())
+           "clock"_a = nb::none(), "admission"_a = nb::none(), "padding_key"_a = nb::none())
       .def("__len__", [](PyTable& t) { return t.table().Size(); })
       .def_prop_ro(
           "key_dtype", [](PyTable& t) { return t.key_dtype(); }, "The keys' NumPy dtype.")
@@ -85,6 +90,12 @@ Example:
       .def_prop_ro(
           "evicted_rows", [](PyTable& t) { return t.table().EvictedCount(); },
           "How many rows were evicted so far to keep the capacity.")
+      .def_prop_ro(
+          "waiting_keys", [](PyTable& t) { return t.admitter() == nullptr ? 0 : t.admitter()->waiting(); },
+          "How many keys are counted, and have no row yet; a Bloom filter does not know: 0.")
+      .def_prop_ro(
+          "admission_bytes", [](PyTable& t) { return t.admitter() == nullptr ? 0 : t.admitter()->bytes(); },
+          "The memory of what counts keys that have no row.")
       .def_prop_ro(
           "expired_rows", [](PyTable& t) { return t.table().ExpiredCount(); },
           "How many rows have gone by age, norm, frequency or rank.")

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "admission_arguments.h"
 #include "kvtable/optimizer.h"
 #include "thread_pools.h"
 
@@ -12,12 +13,13 @@ namespace kvtable {
 PyTable::PyTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, nb::handle initializer,
                  nb::handle slots, int64_t capacity_hint, int64_t max_capacity, const std::string& eviction,
                  int shards, bool huge_pages, int threads, int64_t max_age, const std::string& age_unit,
-                 nb::handle clock)
+                 nb::handle clock, nb::handle admission, nb::handle padding_key)
     : key_dtype_(DtypeNamed(NameOfDtype(key_dtype))),
       value_dtype_(DtypeNamed(NameOfDtype(value_dtype))),
       bool_dtype_(DtypeNamed("bool")),
       uint32_dtype_(DtypeNamed("uint32")),
-      uint64_dtype_(DtypeNamed("uint64")) {
+      uint64_dtype_(DtypeNamed("uint64")),
+      admission_(AdmissionOf(admission)) {
   TableOptions options;
   options.key_type = KeyTypeOf(NameOfDtype(key_dtype));
   options.value_type = ValueTypeOf(NameOfDtype(value_dtype));
@@ -31,7 +33,9 @@ PyTable::PyTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, nb::
   options.huge_pages = huge_pages;
   options.expiry = ExpiryOf(max_age, age_unit, clock);
   options.clock = options.expiry.clock;
+  options.padding_key = PaddingKeyOf(padding_key, options.key_type);
   table_ = Table::Create(options);
+  table_->set_admitter(Admitter::Create(admission_));
   pool_ = PoolOf(threads);
 }
 
@@ -100,6 +104,11 @@ nb::object PyTable::Insert(nb::handle keys, Insertion insertion, nb::object out,
   const std::unique_ptr<ArrayView> p = Optional("positions", positions, uint64_dtype_, true, k.shape());
   {
     nb::gil_scoped_release unlocked;
+    if (!admission_.admits_all()) {
+      insertion.admitter = table_->admitter().get();
+      insertion.below = admission_.below;
+      if (insertion.admission == 1.0) insertion.admission = admission_.probability;
+    }
     insertion.inserted = f ? static_cast<bool*>(f->data()) : nullptr;
     table_->GatherOrInsert(k.data(), k.size(), {o.data(), PositionsOf(p)}, insertion, *pool_);
   }
@@ -188,11 +197,13 @@ nb::tuple PyTable::Apply(const std::string& optimizer, nb::handle keys, nb::hand
   const RowSchema schema = table_->schema();
   SlotColumns columns({}, schema.generation);
   for (const nb::object& slot : slots) columns.columns.push_back(ColumnOf(slot, schema.slots));
+  Stamp stamp{frequency, version};
+  stamp.existing_only = !admission_.admits_all();
   ApplyCounts counts;
   {
     nb::gil_scoped_release unlocked;
     counts = table_->Apply(k.data(), p ? static_cast<const uint64_t*>(p->data()) : nullptr, k.size(),
-                           g.data(), update, columns, {frequency, version}, *pool_);
+                           g.data(), update, columns, stamp, *pool_);
   }
   return nb::make_tuple(counts.updated, counts.skipped);
 }

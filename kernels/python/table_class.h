@@ -36,10 +36,12 @@ class PyTable {
  public:
   PyTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, nb::handle initializer, nb::handle slots,
           int64_t capacity_hint, int64_t max_capacity, const std::string& eviction, int shards,
-          bool huge_pages, int threads, int64_t max_age, const std::string& age_unit, nb::handle clock);
+          bool huge_pages, int threads, int64_t max_age, const std::string& age_unit, nb::handle clock,
+          nb::handle admission, nb::handle padding_key);
 
   Table& table() { return *table_; }
   ParallelFor& pool() { return *pool_; }
+  const Admitter* admitter() const { return table_->admitter().get(); }
   const nb::object& key_dtype() const { return key_dtype_; }
   const nb::object& value_dtype() const { return value_dtype_; }
   const nb::object& uint32_dtype() const { return uint32_dtype_; }
@@ -149,6 +151,7 @@ class PyTable {
   nb::object bool_dtype_;
   nb::object uint32_dtype_;
   nb::object uint64_dtype_;
+  AdmissionPolicy admission_;
   Sweep sweep_{{}};
   std::unique_ptr<Table> table_;
   std::shared_ptr<ParallelFor> pool_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -219,6 +220,23 @@ class RowsOf {
   tf::Tensor removed_;  // keys, of an increment
 };
 
+using Clock = std::chrono::steady_clock;
+
+// How many times as long as it worked a thread that saves beside training rests. What training loses to it is not the
+// processor alone: copies and the disk take bandwidth of the memory that steps wait for.
+constexpr int kRests = 3;
+constexpr int64_t kWorkBytes = int64_t{12} << 20;  // from one rest to the next; a small increment has none
+constexpr auto kMostRest = std::chrono::milliseconds(150);  // where the processors are busy, work takes long
+constexpr auto kNap = std::chrono::milliseconds(2);
+
+// After so long a work; ends at once where somebody waits for rows.
+void Rest(Clock::duration worked, const std::vector<std::unique_ptr<RowsOf>>& all) {
+  const Clock::time_point until = Clock::now() + std::min<Clock::duration>(kRests * worked, kMostRest);
+  const auto wanted = [](const std::unique_ptr<RowsOf>& rows) { return rows->StillWanted(); };
+  while (Clock::now() < until && std::none_of(all.begin(), all.end(), wanted))
+    std::this_thread::sleep_for(kNap);
+}
+
 }  // namespace
 
 absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<SavedTable> tables, int threads,
@@ -256,6 +274,8 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
       kvtable::ParallelFor* const helpers = on_gpu ? lent : &kvtable::Serial();
       // One table after the other; but training may wait for the rows of one whose turn is later.
       std::vector<bool> done(all.size());
+      Clock::duration worked{};  // since the last rest
+      int64_t written = 0;
       while (!failed.load(std::memory_order_relaxed)) {
         size_t next = all.size();
         bool urgent = false;
@@ -267,8 +287,16 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
         }
         if (next == all.size()) break;
         int64_t n = 0;
+        const Clock::time_point begin = Clock::now();
         TF_RETURN_IF_ERROR(all[next]->WriteChunk(worker, buffer.get(), room, helpers, &n));
         done[next] = n == 0;
+        worked += Clock::now() - begin;
+        written += all[next]->BytesFor(n);
+        if (priority == SavePriority::kBeside && written >= kWorkBytes) {
+          Rest(worked, all);
+          worked = {};
+          written = 0;
+        }
       }
       return absl::OkStatus();
     });

@@ -51,8 +51,7 @@ class ColumnMap:
         names = [self.key]
         if columns.values:
             names += self.value
-        if columns.slots:
-            names += [name for slot in self.slots.values() for name in slot]
+        names += [name for slot, its in self.slots.items() if columns.has_slot(slot) for name in its]
         if columns.freqs and self.freq:
             names.append(self.freq)
         if columns.versions and self.version:
@@ -117,7 +116,7 @@ def arrow_schema(
     fields = [pyarrow.field(names.key, _arrow_type(pyarrow, schema.key_dtype), nullable=False)]
     if columns.values:
         fields.append(lists(names.value[0], schema.value_dtype, schema.dim))
-    for slot in schema.slots if columns.slots else ():
+    for slot in (slot for slot in schema.slots if columns.has_slot(slot.name)):
         fields.append(lists(names.slots[slot.name][0], slot.dtype, slot.width))
     if columns.freqs and schema.freq_dtype and names.freq:
         fields.append(pyarrow.field(names.freq, _arrow_type(pyarrow, schema.freq_dtype), nullable=False))
@@ -149,6 +148,9 @@ def arrow_numbers(numbers: Array, kind: Any) -> Any:
     `pyarrow.array` does the same, and imports pandas to see whether it was given something of pandas.
     """
     pyarrow = import_pyarrow("making Arrow columns")
+    if numbers.dtype == np.bool_ and kind.bit_width == 1:
+        bits = pyarrow.py_buffer(np.packbits(numbers, bitorder="little"))
+        return pyarrow.Array.from_buffers(kind, len(numbers), [None, bits])
     if kind.bit_width != 8 * numbers.itemsize:
         raise ValueError(f"got {numbers.dtype} numbers, expected {kind}")
     return pyarrow.Array.from_buffers(kind, len(numbers), [None, pyarrow.py_buffer(np.ascontiguousarray(numbers))])
@@ -175,9 +177,11 @@ def empty_chunk(schema: TableSchema, rows: int, columns: Columns) -> Chunk:
     return Chunk(
         keys=np.empty(rows, numpy_dtype(schema.key_dtype)),
         values=np.empty((rows, schema.dim), numpy_dtype(schema.value_dtype)) if columns.values else None,
-        slots={slot.name: np.empty((rows, slot.width), numpy_dtype(slot.dtype)) for slot in schema.slots}
-        if columns.slots
-        else {},
+        slots={
+            slot.name: np.empty((rows, slot.width), numpy_dtype(slot.dtype))
+            for slot in schema.slots
+            if columns.has_slot(slot.name)
+        },
         freqs=np.empty(rows, schema.freq_dtype) if columns.freqs and schema.freq_dtype else None,
         versions=np.empty(rows, schema.version_dtype) if columns.versions and schema.version_dtype else None,
     )

@@ -55,6 +55,8 @@ class ArrowPart(ABC):
 class ArrowTable(TableReader):
     """A table made of record batches, in one or more parts."""
 
+    picks_slots = True
+
     def __init__(
         self,
         schema: TableSchema,
@@ -119,9 +121,11 @@ class ArrowTable(TableReader):
         return Chunk(
             keys=numbers(names.key, schema.key_dtype),
             values=rows(names.value, schema.value_dtype, schema.dim) if columns.values else None,
-            slots={slot.name: rows(names.slots[slot.name], slot.dtype, slot.width) for slot in schema.slots}
-            if columns.slots
-            else {},
+            slots={
+                slot.name: rows(names.slots[slot.name], slot.dtype, slot.width)
+                for slot in schema.slots
+                if columns.has_slot(slot.name)
+            },
             freqs=numbers(names.freq, schema.freq_dtype)
             if columns.freqs and names.freq and schema.freq_dtype
             else None,

@@ -53,12 +53,37 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns beside the keys to read; the bytes of the others are never touched."""
+    """Which columns beside the keys to read; the bytes of the others are never touched.
+
+    `slots` is all of them or none; of a reader with `picks_slots` also the names of some.
+    """
 
     values: bool = False
-    slots: bool = False
+    slots: bool | frozenset[str] = False
     freqs: bool = False
     versions: bool = False
+
+    def __or__(self, other: Columns) -> Columns:
+        """Return the columns of both.
+
+        >>> Columns(values=True) | Columns(freqs=True)
+        Columns(values=True, slots=False, freqs=True, versions=False)
+        """
+        named = [slots for slots in (self.slots, other.slots) if isinstance(slots, frozenset)]
+        return Columns(
+            self.values or other.values,
+            self.slots is True or other.slots is True or frozenset().union(*named) or False,
+            self.freqs or other.freqs,
+            self.versions or other.versions,
+        )
+
+    def has_slot(self, name: str) -> bool:
+        """Tell whether the slot of this name is to be read.
+
+        >>> Columns(slots=frozenset({"m"})).has_slot("v"), Columns(slots=True).has_slot("v")
+        (False, True)
+        """
+        return name in self.slots if isinstance(self.slots, frozenset) else self.slots
 
 
 KEYS = Columns()

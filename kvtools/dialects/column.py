@@ -75,6 +75,9 @@ class RawColumn:
         [9]
     """
 
+    direct = True
+    """Whether `take` finds each row where it lies."""
+
     def __init__(
         self,
         path: Path,

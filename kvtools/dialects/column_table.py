@@ -37,6 +37,8 @@ class Part:
 class ColumnTable(TableReader):
     """The parts of a table, one after the other; `decode_keys` turns stored keys into the schema's type."""
 
+    picks_slots = True
+
     def __init__(
         self,
         schema: TableSchema,
@@ -46,6 +48,7 @@ class ColumnTable(TableReader):
     ) -> None:
         checked = bool(parts) and all(isinstance(part.values, BundleTensor) for part in parts)
         self.schema = dataclasses.replace(schema, checksums="CRC-32C" if checked else schema.checksums)
+        self.direct = all(getattr(part.values, "direct", False) for part in parts)
         self._parts = tuple(parts)
         self._decode_keys = decode_keys
         self._extras = dict(extras or {})
@@ -70,14 +73,18 @@ class ColumnTable(TableReader):
             chosen = _chosen(self._parts[0], columns)
             return self._chunk({name: tensor.take(rows) for name, tensor in chosen.items()})
         which = np.searchsorted(self._starts, rows, side="right") - 1
-        arrays: dict[Any, Array] = {}
-        for number, part in enumerate(self._parts):
-            here = np.flatnonzero(which == number)
-            for name, tensor in _chosen(part, columns).items():
+        first = _chosen(self._parts[0], columns)
+        arrays: dict[Any, Array] = {
+            name: np.empty((len(rows), *tensor.row_shape), tensor.dtype) for name, tensor in first.items()
+        }
+        # Only parts that have some of the rows are looked at: a table may have thousands.
+        order = np.argsort(which, kind="stable")
+        numbers, starts = np.unique(which[order], return_index=True)
+        for number, here in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
+            for name, tensor in _chosen(self._parts[number], columns).items():
                 if name not in arrays:
                     arrays[name] = np.empty((len(rows), *tensor.row_shape), tensor.dtype)
-                if len(here):
-                    arrays[name][here] = tensor.take(rows[here] - self._starts[number])
+                arrays[name][here] = tensor.take(rows[here] - self._starts[number])
         return self._chunk(arrays)
 
     def extra(self, name: str) -> Array:
@@ -106,8 +113,7 @@ def _chosen(part: Part, columns: Columns) -> dict[tuple[str, str], Column]:
     chosen = {("keys", ""): part.keys}
     if columns.values:
         chosen["values", ""] = part.values
-    if columns.slots:
-        chosen.update({("slot", name): tensor for name, tensor in part.slots.items()})
+    chosen.update({("slot", name): tensor for name, tensor in part.slots.items() if columns.has_slot(name)})
     if columns.freqs and part.freqs is not None:
         chosen["freqs", ""] = part.freqs
     if columns.versions and part.versions is not None:
@@ -231,7 +237,7 @@ class KeyedSlotsTable(ColumnTable):
             for name in self._keyed
             if (columns.freqs and name == "freqs")
             or (columns.versions and name == "versions")
-            or (columns.slots and name.startswith("slot:"))
+            or (name.startswith("slot:") and columns.has_slot(name.removeprefix("slot:")))
         ]
 
     def _with(self, chunk: Chunk, joined: Mapping[str, Array]) -> Chunk:

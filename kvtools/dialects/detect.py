@@ -124,7 +124,7 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
         kvtools.errors.BadInputError: looking for a checkpoint at 'no/such/model.ckpt': ...
     """
     options = options or OpenOptions()
-    source = Source(os.fspath(path))
+    source = Source(os.fspath(path), salvage=options.salvage)
     if not source.is_url and is_chain(source.path):
         folded: Checkpoint = importlib.import_module("kvtools.chain_fold").open_chain(source.path, options)
         return folded

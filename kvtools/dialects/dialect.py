@@ -18,10 +18,14 @@ from kvtools.errors import BadInputError
 
 
 class Source:
-    """What a user named: a path, or a URL such as `redis://localhost/0`; looked at no more than asked for."""
+    """What a user named: a path, or a URL such as `redis://localhost/0`; looked at no more than asked for.
 
-    def __init__(self, text: str) -> None:
+    With `salvage` data files may be missing or cut: what lay there is an error when it is read.
+    """
+
+    def __init__(self, text: str, *, salvage: bool = False) -> None:
         self.text = text
+        self.salvage = salvage
         self.path = Path(text)
         self.is_url = "://" in text
 
@@ -46,7 +50,7 @@ class Source:
     @cached_property
     def bundle(self) -> Bundle | None:
         """The opened TensorFlow bundle, or None if there is none; raises `BadInputError` if it is damaged."""
-        return None if self.location is None else Bundle(self.location.prefix)
+        return None if self.location is None else Bundle(self.location.prefix, salvage=self.salvage)
 
 
 @dataclass(frozen=True)

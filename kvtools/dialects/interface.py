@@ -8,18 +8,22 @@ dialect is one file with a `DIALECT` (see `dialect.py`), a `TableReader` and, wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 
 from kvtools import convert
 from kvtools.dialects.chunk import ALL_COLUMNS, CHUNK_BYTES, KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
-from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.options import DEFAULT_MEMORY, OpenOptions
 from kvtools.dialects.schema import TableSchema, VariableSchema, numpy_dtype, row_bytes
 from kvtools.errors import KvtoolsError, UnknownTableError
+from kvtools.table_names import is_pattern, listed, matching, near
+
+if TYPE_CHECKING:
+    from kvtools.sql.result import QueryResult
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,13 @@ class TableReader(ABC):
 
     schema: TableSchema
     origin: Origin | None = None
+    take_is_checked: bool = False
+    """Whether `take` checks the bytes that it gives against checksums."""
+    picks_slots: bool = False
+    """Whether it reads slots one by one, where `Columns.slots` names some."""
+
+    direct: bool = False
+    """Whether `take` costs what its rows cost, wherever they lie: they are neither compressed nor far away."""
 
     @property
     def key_dtype(self) -> np.dtype[Any]:
@@ -191,20 +202,55 @@ class Checkpoint:
     check: Callable[[], Iterator[Finding]] = no_findings
 
     def table(self, name: str) -> TableReader:
-        """Return the table `name`; raises `UnknownTableError` naming the tables that there are."""
+        """Return the table `name`; raises `UnknownTableError` naming those that there are, or what is wrong with it."""
+        if name in self.broken:
+            raise self.broken[name]
         if name not in self.tables:
-            raise UnknownTableError(
-                f"opening table '{name}' of '{self.path}': no such table; it has {_list_names(self.tables)}"
-            )
+            raise no_such_table(name, self.path, self.tables)
         return self.tables[name]
 
+    def sql(
+        self, text: str, *, memory: int = DEFAULT_MEMORY, threads: int | None = None, **attached: Checkpoint
+    ) -> QueryResult:
+        """Ask the tables in SQL, beside them those of `attached` by name; see `kvtools.sql.query.query`.
+
+        Example:
+            ```python
+            new, old = kvtools.open("model.ckpt-200"), kvtools.open("model.ckpt-100")
+            new.sql("select key, value from user order by freq desc limit 20").to_pandas()
+            new.sql("select count(*) from user anti join old.user using (key)", old=old).rows()
+            ```
+        """
+        from kvtools.sql.query import query
+
+        return query({"": self, **attached}, text, memory=memory, threads=threads)
+
+    def names_of(self, patterns: Sequence[str]) -> list[str]:
+        """Return the names that these are, or that match them as file names do in a shell, each once: of tables that
+        could be opened, and of those that are broken.
+
+        Raises:
+            UnknownTableError: a pattern that no table is or matches.
+        """
+        names = [*self.tables, *self.broken]
+        found, unmatched = matching(patterns, names)
+        if unmatched:
+            raise no_such_table(unmatched[0], self.path, names)
+        return found
+
     def select(self, names: Sequence[str]) -> list[TableReader]:
-        """Return these tables, each once, or all tables if `names` is empty."""
-        return [self.table(name) for name in dict.fromkeys(names)] if names else list(self.tables.values())
+        """Return these tables, each once, or all tables if `names` is empty.
+
+        A name that no table has is a pattern, as for file names in a shell: "deep/*".
+
+        Raises:
+            UnknownTableError: a name that no table has, or matches; or that of a table that could not be opened.
+        """
+        return [self.table(name) for name in self.names_of(names)] if names else list(self.tables.values())
 
 
-def _list_names(names: Mapping[str, object], limit: int = 8) -> str:
-    if not names:
-        return "no tables"
-    shown = ", ".join(f"'{name}'" for name in list(names)[:limit])
-    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+def no_such_table(name: str, path: Path | str, names: Iterable[str]) -> UnknownTableError:
+    """Return what to raise where `name` is of no table, and matches none of the names that there are."""
+    names = list(names)
+    what = "no table matches" if is_pattern(name) else "no such table"
+    return UnknownTableError(f"opening table '{name}' of '{path}': {what}; it has {listed(names)}{near(name, names)}")

@@ -21,7 +21,8 @@ class OpenOptions:
     `key_dtype`, `value_dtype` and `dim` are for formats that do not record them; for one that does record them they are
     a check (`contradicted_by`). With `lenient`, a table that cannot be opened is left out and named in
     `Checkpoint.broken`. An increment of a chain is opened only with `increments`: it has the rows that changed, and who
-    takes them for all rows loses the others.
+    takes them for all rows loses the others. With `salvage` the data files of a TensorFlow checkpoint may be missing or
+    cut: reading what lay there is an error then, opening the checkpoint is none.
     """
 
     dialect: str | None = None
@@ -31,6 +32,7 @@ class OpenOptions:
     memory: int = DEFAULT_MEMORY
     lenient: bool = False
     increments: bool = False
+    salvage: bool = False
 
     def contradicted_by(self, schema: TableSchema) -> str | None:
         """Return what a table says against these options, or None if it agrees.

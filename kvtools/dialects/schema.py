@@ -166,8 +166,7 @@ def row_bytes(schema: TableSchema, columns: Columns = ALL_COLUMNS) -> int:
     size = numpy_dtype(schema.key_dtype).itemsize
     if columns.values:
         size += schema.dim * numpy_dtype(schema.value_dtype).itemsize
-    if columns.slots:
-        size += sum(slot.width * numpy_dtype(slot.dtype).itemsize for slot in schema.slots)
+    size += sum(slot.width * numpy_dtype(slot.dtype).itemsize for slot in schema.slots if columns.has_slot(slot.name))
     if columns.freqs and schema.freq_dtype:
         size += numpy_dtype(schema.freq_dtype).itemsize
     if columns.versions and schema.version_dtype:

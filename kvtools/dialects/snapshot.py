@@ -90,6 +90,9 @@ def checkpoint_of(source: Source, snapshot: Snapshot) -> Checkpoint:
 class SnapshotReader(TableReader):
     """A table of a snapshot, in the order of the mixed keys; `native` is the compiled table."""
 
+    take_is_checked = True
+    direct = True
+
     def __init__(self, native: Table, name: str, record: dict[str, Any]) -> None:
         self.native = native
         unit, metadata = record.get("version_unit"), record.get("metadata")

@@ -101,7 +101,7 @@ class Entry:
 
 def sniff(source: Source) -> bool:
     """Tell whether a source is such a folder, or a checkpoint beside which there should be one."""
-    if _folder_of(source) is not None:
+    if folder_of(source) is not None:
         return True
     return source.bundle is not None and any(name.endswith(MARKERS) for name in source.bundle.entries)
 
@@ -113,7 +113,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
         BadInputError: a file is missing, there is no folder, or its keys are strings.
         CorruptFileError: the sizes of files contradict each other or the options.
     """
-    folder = _folder_of(source)
+    folder = folder_of(source)
     if folder is None:
         raise BadInputError(
             f"opening '{source.text}': its tables were saved beside it by TFRA's FileSystemSaver, and there is no"
@@ -157,7 +157,7 @@ def _names(bundle: Bundle) -> dict[str, str]:
     return {table.base: table.name for table in tables}
 
 
-def _folder_of(source: Source) -> Path | None:
+def folder_of(source: Source) -> Path | None:
     """Return the folder with the files of a source, None if there is none."""
     if source.is_url:
         return None

@@ -31,7 +31,8 @@ class WriteOptions:
     """What a user may ask of a writer. `compression` and `compression_level` are the format's own names and default
     to what the dialect thinks best; `batch_rows` is the rows of a row group, HDF5 chunk or pipeline. `partition` is the
     rule by which parts own keys (`kvtools.partition`), where that is not to be the dialect's usual one. `rows_as` says
-    of which tables the rows are kept as "int8" or "int4", in a dialect that has such rows."""
+    of which tables the rows are kept as "int8" or "int4", in a dialect that has such rows. With `dry_run` everything is
+    read and nothing written (`kvtools.dry_run`)."""
 
     compression: str | None = None
     compression_level: int | None = None
@@ -40,6 +41,7 @@ class WriteOptions:
     memory: int = DEFAULT_MEMORY
     force: bool = False
     rows_as: Mapping[str, str] = field(default_factory=dict)
+    dry_run: bool = False
 
 
 class ShardWriter(ABC):

@@ -54,7 +54,7 @@ def test_inspect_lists_the_members(train: Path, capsys: pytest.CaptureFixture[st
     ]
     assert report["fault"] is None and report["full"]["tables"][0]["name"] == "emb"
     rows = told(capsys, "inspect", train, "--keys", "4", "-3")["rows"]
-    assert [(found["key"], found["l2"] > 0) for found in rows] == [(4, True)]
+    assert [(found["key"], found["norm"] > 0) for found in rows] == [(4, True)]
 
 
 def test_a_gap_is_named_with_the_next_step(train: Path, capsys: pytest.CaptureFixture[str]) -> None:

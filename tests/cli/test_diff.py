@@ -52,7 +52,7 @@ def test_json(two: tuple[str, str], capsys: Capture) -> None:
     report = json.loads(capsys.readouterr().out)
     (table,) = report["tables"]
     assert (table["changed"], table["added"], table["removed"], table["unchanged"]) == (2, 1, 1, 47)
-    assert table["columns"]["values"]["non_finite"] == 1
+    assert table["columns"]["value"]["non_finite"] == 1
     assert report["same"] is False and len(table["movers"]) == 2
     assert report["variables"][0]["numbers"]["relative_change"] == "Infinity"
 

@@ -56,6 +56,15 @@ def test_help_of_a_command_has_examples(command: str, capsys: pytest.CaptureFixt
     assert f"\n    kvtools {command} " in capsys.readouterr().out
 
 
+def test_without_arguments_the_help_is_shown_and_the_status_is_that_of_bad_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert main([]) == 2
+    assert capsys.readouterr() == ("", shown)
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"kvtools {__version__}\n"
@@ -64,8 +73,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["nope"],
+        ["-q"],
+        ["--color", "never"],
+        ["--color", "some", "dialects"],
         ["--nope"],
         ["inspect"],
         ["inspect", "a", "b"],

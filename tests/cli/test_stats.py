@@ -59,12 +59,12 @@ def test_json(sample_path: Path, capsys: Capture) -> None:
     assert list(report) == ["path", "dialect", "tables"]
     (table,) = report["tables"]
     assert table["name"] == "user_emb" and table["rows"] == 5
-    assert table["values"]["min"] == 1.0 and table["values"]["max"] == 5.875
+    assert table["value"]["min"] == 1.0 and table["value"]["max"] == 5.875
     assert table["clip"]["freq"] == [
         {"threshold": 1, "rows": 0, "bytes": 0},
         {"threshold": 2, "rows": 5, "bytes": 140},
     ]
-    assert table["versions"]["unset"] == 5
+    assert table["version"]["unset"] == 5
 
 
 def test_bad_numbers_are_counted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_keys_files(tmp_path: Path) -> None:
     assert read(npy(np.array([7], np.uint64))) == [7]
     many = np.random.default_rng(0).integers(-(2**63), 2**63, 400_000)  # several blocks
     assert read(" ".join(map(str, many)).encode()) == many.tolist()
-    for wrong in (npy(np.ones(3)), npy(np.ones((2, 2), int)), npy(np.arange(9))[:-4], b"\x93NUMPY", b"key\n5", b"\xff"):
+    for wrong in (npy(np.ones(3)), npy(np.ones((2, 2), int)), npy(np.arange(9))[:-4], b"\x93NUMPY", b"5\nkey", b"\xff"):
         with pytest.raises(BadInputError, match="reading keys from x"):
             read(wrong)
     path = tmp_path / "keys"
@@ -91,14 +92,64 @@ def test_keys_files(tmp_path: Path) -> None:
         keys_from([], str(tmp_path / "gone"), io.BytesIO())
 
 
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (b"key\n5\n-7\n", [5, -7]),
+        (b"\xef\xbb\xbfkey\r\n5\r\n-7\r\n", [5, -7]),
+        (b"\xef\xbb\xbf5\r\n-7", [5, -7]),
+        (b"# users of May\n\nuser id\n5 # the first\n-7\n#8", [5, -7]),
+        (b"5, -7 # both", [5, -7]),
+        (b"key,freq,value.0\n5,1,0.5\n-7,2,nan\n\n", [5, -7]),
+        (b'"name";"Key"\r\n"a;b";"5"\r\n"c";"-7"\r\n', [5, -7]),
+        (b"freq\tkey\n1\t5\n2\t-7", [5, -7]),
+        (b"freq key\n1 18446744073709551615\n", [2**64 - 1]),
+        (b"key\n", []),
+        (b"key,freq\n", []),
+        (b"# nothing", []),
+    ],
+)
+def test_key_files_have_headers_comments_and_marks_of_other_systems(text: bytes, keys: list[int]) -> None:
+    assert [key for some in read_keys(io.BytesIO(text), "x") for key in some.tolist()] == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"key\n5\nabc\n", "line 3 is 'abc', expected 64-bit integers"),
+        (b"# a\nkey,freq\n5,1\n\n1.5,2\n", "line 5 is '1.5,2', expected a 64-bit integer in column 1"),
+        (b"freq,key\n5\n", "line 2 is '5', expected a 64-bit integer in column 2"),
+        (b"user,freq\n5,1\n", "got a header of 2 columns, 'user,freq', expected one called key"),
+        ("key\n5".encode("utf-16"), "it is in UTF-16, expected UTF-8"),
+        (b"1.5\n5", "line 1 is '1.5'"),
+    ],
+)
+def test_key_files_that_are_wrong_are_named_by_line(text: bytes, said: str) -> None:
+    with pytest.raises(BadInputError, match=f"reading keys from x: {re.escape(said)}"):
+        list(read_keys(io.BytesIO(text), "x"))
+
+
+def test_comments_and_columns_are_the_same_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvtools import key_file
+
+    keys = list(range(-50, 50))
+    for text in ("".join(f"{key} # no. {key}, 1 2 3\n" for key in keys), "key,n\n" + "".join(f"{k},9\n" for k in keys)):
+        for block in (7, 64, 1 << 20):
+            monkeypatch.setattr(key_file, "_BLOCK", block)
+            assert [key for some in read_keys(io.BytesIO(text.encode()), "x") for key in some.tolist()] == keys
+
+
 def test_choosing_columns(sample_path: Path) -> None:
     tables = open_checkpoint(sample_path).select([])
     assert choose_columns([], tables).columns == ALL_COLUMNS
     assert choose_columns(["values", "freqs"], tables).columns == Columns(values=True, freqs=True)
+    assert choose_columns(["key", "value", "freq"], tables).columns == Columns(values=True, freqs=True)
     only_v = choose_columns(["Adam.v"], tables)
     chunk = open_checkpoint(sample_path).tables["ads/emb"].take(np.array([0]), only_v.columns)
     assert list(only_v.shown(chunk).slots) == ["Adam.v"]
-    with pytest.raises(BadInputError, match=r"expected some of freqs, slots, values, versions, Adam\.m, Adam\.v"):
+    with pytest.raises(
+        BadInputError, match=r"expected some of key, value, freq, version, norm, part, slots, Adam\.m, Adam\.v"
+    ):
         choose_columns(["Adam.x"], tables)
 
 

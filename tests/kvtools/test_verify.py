@@ -245,7 +245,7 @@ def test_damaged_initial_values(
     tensors = {**table_tensors(make_sample("a", rows=3, slots=())), "a-init": np.full((2, 4), np.nan, np.float32)}
     prefix = save_plain(tmp_path / "model", tensors)
     (finding,) = verify(str(prefix)).findings
-    assert finding.message == "initial values: 8 numbers are NaN or infinite"
+    assert finding.message == f"initial values: 8 numbers are NaN or infinite; `kvtools repair {prefix} OUT` mends it"
     bundle = Bundle(prefix)
     data = bytearray(bundle.data_path(0).read_bytes())
     data[bundle.tensor("a-init").segments[0].offset] ^= 1

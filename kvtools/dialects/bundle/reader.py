@@ -68,6 +68,7 @@ class Bundle:
 
     Args:
         prefix: the path of the checkpoint without `.index`.
+        salvage: that data files are missing or cut is an error when what lay there is read, and not before.
 
     Raises:
         BadInputError: the index or a data file is missing.
@@ -79,7 +80,7 @@ class Bundle:
         kvtools.errors.BadInputError: reading checkpoint index 'no/such/model.ckpt.index': no such file; ...
     """
 
-    def __init__(self, prefix: Path) -> None:
+    def __init__(self, prefix: Path, *, salvage: bool = False) -> None:
         self.prefix = prefix
         self.index_path = Path(f"{prefix}.index")
         records = read_table(self.index_path)
@@ -105,6 +106,7 @@ class Bundle:
         self._maps: dict[int, mmap.mmap | bytes] = {}
         self._files: dict[int, int] = {}
         self._opening = threading.Lock()
+        self._salvage = salvage
         self._check_data_files()
 
     def __del__(self) -> None:
@@ -227,7 +229,10 @@ class Bundle:
         """Return `size` mapped bytes of a data file as a read-only uint8 array [size], without copying."""
         if size == 0:
             return np.empty(0, np.uint8)
-        return np.frombuffer(self._map(shard), np.uint8, size, offset)
+        data = self._map(shard)
+        if offset + size > len(data):
+            raise self._cut(shard, len(data), offset + size)
+        return np.frombuffer(data, np.uint8, size, offset)
 
     def copy(self, shard: int, offset: int, size: int, crc: int, *, check: bool) -> tuple[Array, int]:
         """Return a copy of `size` bytes of a data file, uint8 [size], and `crc` extended over them if `check`.
@@ -237,10 +242,7 @@ class Bundle:
         data = np.empty(size, np.uint8)
         done, crc = _checked_io.read(self._file(shard), data, offset, crc, check)
         if done < size:
-            raise CorruptFileError(
-                f"reading checkpoint data file '{self.data_path(shard)}': it ends at byte {offset + done}, expected"
-                f" {offset + size}; it was cut while it was read, copy it again"
-            )
+            raise self._cut(shard, offset + done, offset + size)
         return data, crc
 
     def check(self, name: str, entry: BundleEntry) -> None:
@@ -267,7 +269,10 @@ class Bundle:
         # Every byte of the file begins a (overlapping) record of this view, so one fancy index gathers rows
         # from any number of slices, aligned or not.
         records: Array = np.ndarray((max(len(data) - row_bytes + 1, 0),), f"V{row_bytes}", buffer=data, strides=(1,))
-        return records[offsets]
+        try:
+            return records[offsets]
+        except IndexError:
+            raise self._cut(shard, len(data), int(offsets.max()) + row_bytes) from None
 
     def _entry(self, name: str) -> BundleEntry:
         try:
@@ -348,7 +353,7 @@ class Bundle:
                         f" {entry.shard} of {self.header.shards}; the index is damaged, copy it again"
                     )
                 ends[entry.shard] = max(ends.get(entry.shard, 0), entry.offset + entry.size)
-        for shard, end in ends.items():
+        for shard, end in ends.items() if not self._salvage else ():
             path = self.data_path(shard)
             try:
                 size = path.stat().st_size
@@ -390,6 +395,13 @@ class Bundle:
                 raise BadInputError(f"opening checkpoint data file '{path}': {error.strerror or error}") from error
         return self._maps[shard]
 
+    def _cut(self, shard: int, end: int, expected: int) -> CorruptFileError:
+        when = "" if self._salvage else " while it was read"
+        return CorruptFileError(
+            f"reading checkpoint data file '{self.data_path(shard)}': it ends at byte {end}, expected {expected}; it"
+            f" was cut{when}, copy it again"
+        )
+
     def _mismatch(
         self, name: str, shard: int, offset: int, size: int, computed: int, expected: str
     ) -> CorruptFileError:
@@ -402,6 +414,9 @@ class Bundle:
 
 class BundleTensor:
     """A numeric tensor of a bundle, as rows along its first dimension; `shape` [rows, ...]."""
+
+    direct = True
+    """Whether `take` finds each row where it lies."""
 
     def __init__(
         self,

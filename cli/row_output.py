@@ -1,0 +1,223 @@
+"""Rows as `kvtools get`, `scan` and `top` print them: aligned text, JSON, JSON lines, CSV, or a file of any dialect."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from kvtools.cli.json_text import dumps
+from kvtools.cli.layout import columns, shown
+from kvtools.cli.options import DryRun, Force, Output, no_standard_output
+from kvtools.cli.standard_output import write_bytes
+from kvtools.csv_rows import csv_header, csv_lines
+from kvtools.dialects.chunk import Array, Chunk
+from kvtools.dialects.detect import dialect_for, dialect_named
+from kvtools.dialects.dialect import Dialect
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.schema import TableSchema
+from kvtools.errors import UsageError, one_line
+from kvtools.get import ColumnChoice, choose_columns
+from kvtools.json_numbers import json_numbers
+from kvtools.migrate import write_tables
+from kvtools.row_filter import tables_with
+from kvtools.table_names import is_pattern
+
+_VALUES_SHOWN = 8
+_TABLES_SAID = 3
+_LINES_AT_ONCE = 1000
+"""So many rows are aligned with each other; they are held in memory until then."""
+
+
+OutputDialect = Annotated[
+    str | None, typer.Option("--to", metavar="DIALECT", help="The dialect of OUT, if its name does not tell.")
+]
+
+
+@dataclass(frozen=True)
+class RowForms:
+    """In which form rows come out, and which columns of them."""
+
+    choose: Annotated[
+        str | None,
+        typer.Option(
+            "--columns", metavar="NAMES", help="Of value, freq, version, norm, part, slots and slots' own names."
+        ),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+    json_lines: Annotated[bool, typer.Option("--json-lines", help="Print a JSON object for each row.")] = False
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values, of one table.")] = False
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            metavar="OUT",
+            help="Write the rows: OUT.npz, OUT.parquet, any dialect.",
+            callback=no_standard_output,
+        ),
+    ] = None
+    force: Force = False
+    dry_run: DryRun = False
+
+    def target(self, to: str | None) -> Dialect | None:
+        """Return the dialect to write, `to` or what the file's name tells, None where nothing is written.
+
+        Raises:
+            UsageError: several forms are asked for, or nothing tells the dialect.
+        """
+        if sum([self.as_json, self.json_lines, self.as_csv, self.output is not None]) > 1:
+            raise UsageError("printing rows: got several of --json, --json-lines, --csv and --output, expected one")
+        if self.output is None:
+            return None
+        return dialect_named(to) if to else dialect_for(self.output)
+
+    def choice(self, tables: Sequence[TableReader]) -> ColumnChoice:
+        """Return the columns that are asked for; raises where no table has one, or CSV is asked of several tables."""
+        if self.as_csv and len(tables) != 1:
+            raise UsageError(f"printing rows as CSV: got {len(tables)} tables, expected one; name it with --table")
+        return choose_columns(self.choose.split(",") if self.choose else [], tables)
+
+    def write(self, tables: Sequence[TableReader], target: Dialect, memory: str) -> None:
+        """Write tables to the file that is asked for, and say so."""
+        assert self.output is not None
+        options = Output(self.force, memory, dry_run=self.dry_run).options()
+        write_tables(tables, self.output, target, options=options)
+        done = "would write" if self.dry_run else "wrote"
+        print(f"{done} {sum(table.rows for table in tables):,} rows to {self.output} ({target.name})")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a table: a chunk that has what is to be shown, and more `numbers` [n] of its rows, by name."""
+
+    table: TableReader
+    chunk: Chunk
+    numbers: Mapping[str, Array] = field(default_factory=dict)
+
+    def chosen(self, choice: ColumnChoice) -> Rows:
+        """Return these with the chosen columns alone; `numbers` stay, and those that are computed come to them."""
+        return Rows(self.table, choice.shown(self.chunk), {**self.numbers, **choice.numbers(self.chunk)})
+
+
+def tables_for(
+    tables: Sequence[TableReader], needs: Sequence[Callable[[TableReader], object]], names: Sequence[str] | None
+) -> list[TableReader]:
+    """Return the tables that have what is needed, and say on stderr which have not; see `tables_with`."""
+    able, without = tables_with(tables, needs, all_named=bool(names) and not any(map(is_pattern, names or ())))
+    for table, error in without[:_TABLES_SAID]:
+        print(f"kvtools: {shown(table.schema.name)} is left out: {one_line(str(error))}", file=sys.stderr)
+    if len(without) > _TABLES_SAID:
+        print(f"kvtools: {len(without) - _TABLES_SAID:,} more tables are left out", file=sys.stderr)
+    return able
+
+
+def print_rows(
+    rows: Iterator[Rows], forms: RowForms, choice: ColumnChoice, table: TableReader | None, **more: Any
+) -> None:
+    """Print rows in the form that is asked for, as they come.
+
+    Args:
+        rows: rows that have what `choice` asks for, and perhaps more.
+        forms: the form.
+        choice: which columns.
+        table: the one table, for CSV.
+        more: what JSON has beside the rows.
+    """
+    chosen = (some.chosen(choice) for some in rows)
+    if forms.as_json:
+        sys.stdout.write('{"rows": [')
+        for number, record in enumerate(_records(chosen)):
+            sys.stdout.write((", " if number else "") + dumps(record))
+        print("]" + (f", {dumps(more)[1:]}" if more else "}"))
+    elif forms.json_lines:
+        for record in _records(chosen):
+            print(dumps(record))
+    elif forms.as_csv and table is not None:
+        _print_csv(table, choice, chosen)
+    else:
+        _print_text(chosen, choice)
+
+
+def _records(rows: Iterator[Rows]) -> Iterator[dict[str, Any]]:
+    for some in rows:
+        chunk = some.chunk
+        columns = {"value": chunk.values, "freq": chunk.freqs, "version": chunk.versions, **some.numbers}
+        listed = {name: json_numbers(column) for name, column in columns.items() if column is not None}
+        slots = {name: json_numbers(column) for name, column in chunk.slots.items()}
+        for row, key in enumerate(chunk.keys.tolist()):
+            record = {"table": some.table.schema.name, "key": key}
+            record.update((name, column[row]) for name, column in listed.items())
+            if slots:
+                record["slots"] = {name: column[row] for name, column in slots.items()}
+            yield record
+
+
+def _print_csv(table: TableReader, choice: ColumnChoice, rows: Iterator[Rows]) -> None:
+    more: tuple[str, ...] | None = None
+    for some in rows:
+        if more is None:
+            print(csv_header(_csv_names(table.schema, choice, more := tuple(some.numbers))))
+        chunk = some.chunk
+        columns = [chunk.keys, chunk.freqs, chunk.versions, *some.numbers.values(), chunk.values, *chunk.slots.values()]
+        for lines in csv_lines([column for column in columns if column is not None]):
+            write_bytes(lines)
+    if more is None:
+        print(csv_header(_csv_names(table.schema, choice, choice.computed)))
+
+
+def _csv_names(schema: TableSchema, choice: ColumnChoice, more: Sequence[str]) -> list[str]:
+    asked = choice.columns
+    names = ["key", *["freq"] * (asked.freqs and schema.has_freqs)]
+    names += ["version"] * (asked.versions and schema.has_versions)
+    names += more
+    names += [f"value.{i}" for i in range(schema.dim)] if asked.values else []
+    slots = [slot for slot in schema.slots if asked.slots and (choice.slots is None or slot.name in choice.slots)]
+    return names + [f"{slot.name}.{i}" for slot in slots for i in range(slot.width)]
+
+
+def _print_text(rows: Iterator[Rows], choice: ColumnChoice) -> None:
+    lines: list[list[str]] = []
+    more: tuple[str, ...] = ()
+    for some in rows:
+        chunk, more = some.chunk, tuple(some.numbers)
+        for row, key in enumerate(chunk.keys.tolist()):
+            lines.append(
+                [
+                    shown(some.table.schema.name),
+                    str(key),
+                    "-" if chunk.freqs is None else f"{chunk.freqs[row]}",
+                    "-" if chunk.versions is None else f"{chunk.versions[row]}",
+                    *(_number(column[row]) for column in some.numbers.values()),
+                    "-" if chunk.values is None else _numbers(chunk.values[row]),
+                    *(f"{shown(name)} {_numbers(slot[row])}" for name, slot in chunk.slots.items()),
+                ]
+            )
+            if len(lines) == _LINES_AT_ONCE:
+                _print_lines(lines, choice, more)
+                lines.clear()
+    if lines:
+        _print_lines(lines, choice, more)
+
+
+def _print_lines(lines: Sequence[Sequence[str]], choice: ColumnChoice, more: Sequence[str]) -> None:
+    width = max(map(len, lines))
+    value = 4 + len(more)
+    header = ["table", "key", "freq", "version", *more, "value", *["slot"] * (width - value - 1)]
+    asked = choice.columns
+    numbers = [2] * asked.freqs + [3] * asked.versions + list(range(4, value))
+    kept = [0, 1, *numbers, *[value] * asked.values, *range(value + 1, width)]
+    padded = [[*line, *[""] * (width - len(line))] for line in lines]
+    right = frozenset(range(1, 2 + len(numbers)))
+    print(columns([header[i] for i in kept], [[line[i] for i in kept] for line in padded], right=right))
+
+
+def _number(number: Any) -> str:
+    return f"{float(number):.6g}" if isinstance(number, np.floating) else str(number)
+
+
+def _numbers(row: Array) -> str:
+    return " ".join(f"{float(value):.6g}" for value in row[:_VALUES_SHOWN]) + (" ..." * (len(row) > _VALUES_SHOWN))

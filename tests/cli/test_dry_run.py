@@ -1,0 +1,146 @@
+"""`--dry-run`, for every command that writes: the account of what would be, and nothing on disk changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import typer
+
+from kvtools.cli.main import COMMANDS, HELD_BACK, build_app, main
+
+from ..kvtools.chain_files import ChainWriter, row, table_of
+
+RUNS: Mapping[str, str] = {
+    "verify": "verify sample --write-checksums",
+    "diff": "diff sample sample --output delta out.delta",
+    "get": "get sample 5 --table ads/emb --output out.npz",
+    "scan": "scan sample --from 0 --output out.npz",
+    "top": "top sample --output out.npz",
+    "report": "report sample --html out.html",
+    "migrate": "migrate sample out.h5",
+    "clip": "clip sample out --min-freq 3",
+    "cast": "cast sample out --to-value-dtype float16",
+    "reshard": "reshard sample out --parts 2",
+    "merge": "merge sample sample out",
+    "apply": "apply train/ckpt-1 train/ckpt-2.delta out",
+    "split": "split sample out --by table",
+    "rename": "rename sample out --table user_emb=user",
+    "export": "export sample --savedmodel out",
+    "repair": "repair sample out",
+}
+"""For every command that writes a command line that does, where a checkpoint `sample` and a chain `train` are."""
+
+OTHERS = {
+    "cast": "cast sample out --dtype int8 --to savedmodel",
+    "clip": "clip sample --min-freq 3 out --to npz",
+    "export": "export sample --snapshot out.kvsnap --dtype int4",
+    "merge": "merge train out",
+    "migrate": "migrate sample out.npz --force --verify",
+    "split": "split sample out --rows 2 --to hdf5",
+}
+"""Other ways through the same commands."""
+
+SERVICES = frozenset({"serve", "follow", "setup-horovod"})
+"""Commands that go on, or build a package: there is no account of what they would write."""
+
+
+def options_of(command: str) -> dict[str, str | None]:
+    """The options of a command, and what stands for their value, its arguments among them by their metavar."""
+    group = typer.main.get_command(build_app(command))
+    params = group.commands[command].params  # type: ignore[attr-defined]
+    return {option: param.metavar for param in params for option in (*param.opts, param.metavar or "")}
+
+
+def writes(command: str) -> bool:
+    """Whether it looks like a command that writes: by its options, its arguments, or that it goes on to its end."""
+    options = options_of(command)
+    out = any(metavar and "OUT" in metavar for metavar in options.values())
+    return out or "--force" in options or command in HELD_BACK or any(name.startswith("--write") for name in options)
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - SERVICES))
+def test_every_command_that_writes_has_a_dry_run(command: str) -> None:
+    assert ("--dry-run" in options_of(command)) == writes(command), "take `DryRun` or `Output` of kvtools.cli.options"
+    assert (command in RUNS) == writes(command), "add a command line that writes to RUNS"
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int, str]]:
+    """All that is below a folder: names, times and contents."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        there = path.stat()
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        found[str(path.relative_to(folder))] = (there.st_size, there.st_mtime_ns, content) if content else (0, 0, "")
+    return found
+
+
+@pytest.fixture
+def here(sample_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train").mkdir()
+    writer = ChainWriter(tmp_path / "train")
+    writer.full({"emb": table_of({1: row(1), 2: row(2)})})
+    writer.delta({"emb": table_of({1: row(1), 2: row(3)})})
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, id=line.replace(" ", "_")) for line in [*RUNS.values(), *OTHERS.values()]]
+)
+def test_a_dry_run_changes_nothing_on_disk(line: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if line.startswith("report"):
+        pytest.importorskip("matplotlib")
+    before = listing(here)
+    assert main([*line.split(), "--dry-run"]) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert listing(here) == before
+    assert "would" in said or "nothing was written" in said
+    assert "wrote" not in said
+    if "--json" in options_of(line.split()[0]) and not line.startswith(("get", "scan", "top")):
+        assert main([*line.split(), "--dry-run", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["dry_run"] is True
+    assert main(line.split()) == 0, "and without it there is something to read"
+    assert listing(here) != before
+    done = capsys.readouterr().out
+    assert "would" not in done and "nothing was written" not in done
+
+
+@pytest.mark.parametrize("line", RUNS.values(), ids=RUNS)
+def test_a_dry_run_says_what_is_in_the_way(line: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An output that is there is an error of the real run, and so of the dry one."""
+    assert main(line.split()) == 0
+    capsys.readouterr()
+    assert main([*line.split(), "--dry-run"]) == 1, capsys.readouterr().out
+    assert "name another place, or add --force" in capsys.readouterr().err
+    before = listing(here)
+    assert main([*line.split(), "--dry-run", "--force"]) == 0
+    assert listing(here) == before
+
+
+def test_a_dry_run_reads_every_byte(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = next((here / "sample").glob("*.data-*"))
+    damaged = bytearray(data.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    data.write_bytes(damaged)
+    assert main(["reshard", "sample", "out", "--parts", "2", "--dry-run"]) == 1
+    assert "checksum mismatch" in capsys.readouterr().err
+
+
+def test_a_dry_run_gives_the_account_of_the_real_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["cast", "sample", "out", "--to-value-dtype", "float16", "--json"]
+    assert main([*line, "--dry-run"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert main(line) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert planned.pop("dry_run") is True
+    for table in [*planned["tables"], *done["tables"]]:
+        table["checks"] = [check.replace(" and written", "") for check in table["checks"]]
+    assert planned == done
