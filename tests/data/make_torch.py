@@ -134,9 +134,7 @@ def _fbgemm() -> None:
     """What a table-batched operator of FBGEMM saves by itself: all tables in one flat tensor."""
     torch.manual_seed(1)
     operator = SplitTableBatchedEmbeddingBagsCodegen(
-        embedding_specs=[
-            (rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows, dim in TABLES.values()
-        ],
+        embedding_specs=[(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows, dim in TABLES.values()],
         optimizer=EmbOptimType.EXACT_ADAGRAD,
         device=torch.device("cpu"),
     )
@@ -156,10 +154,18 @@ def _sharded(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     torch.manual_seed(rank)
     model = Model("meta")
-    sharders = [EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1})]
+    sharders = [
+        EmbeddingBagCollectionSharder(
+            fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
+        )
+    ]
     tables = construct_module_sharding_plan(
         model.sparse_arch.embedding_bag_collection,
-        {"t_cat_0": row_wise(compute_kernel="fused"), "t_cat_1": table_wise(rank=1, compute_kernel="fused"), "t_cat_2": column_wise(ranks=[0, 1], compute_kernel="fused")},
+        {
+            "t_cat_0": row_wise(compute_kernel="fused"),
+            "t_cat_1": table_wise(rank=1, compute_kernel="fused"),
+            "t_cat_2": column_wise(ranks=[0, 1], compute_kernel="fused"),
+        },
         sharders[0],
         local_size=RANKS,
         world_size=RANKS,

@@ -43,7 +43,12 @@ def check(table: ArrayTable, vectors: np.ndarray, k: int, metric: Any, exclude: 
         assert keys[found.rows[number]].tolist() == found.keys[number].tolist()
         best = np.sort(sign * scores)[: len(found.keys[number])] * sign
         scale = float(np.abs(best).max(initial=0))
-        np.testing.assert_allclose(found.scores[number], best.astype(np.float64), rtol=1e-12, atol=1e-13 * scale + (1e-15 if metric == "cosine" else 0))
+        np.testing.assert_allclose(
+            found.scores[number],
+            best.astype(np.float64),
+            rtol=1e-12,
+            atol=1e-13 * scale + (1e-15 if metric == "cosine" else 0),
+        )
 
 
 def table_of(rows: int, dim: int, dtype: Any = np.float32, key_dtype: Any = np.int64, scale: float = 1) -> ArrayTable:
