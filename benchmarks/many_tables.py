@@ -1,6 +1,7 @@
 """What each table and each part costs the offline tools, beside its rows: 24 rows a table, 100 tables and 1,000.
 
-Part of ``make bench-tools``; ``python benchmarks/many_tables.py [COUNT...]`` runs it alone, with other counts if asked.
+Part of ``make bench-tools``; ``python benchmarks/many_tables.py [COUNT...] [COMMAND]`` runs it alone, with other counts
+or one command if asked.
 Each command is a process of its own; its seconds are those that it computes (user and system), start-up and all, and
 those that pass. Where a dialect makes a file of each column, most of both are the file system's: the folder is in
 memory (`/dev/shm`) where there is one.
@@ -27,6 +28,8 @@ DIALECTS = {
     "arrow": "",
     "deeprec": "",
     "hdf5": ".h5",
+    "hugectr": "",
+    "huggingface": "",
     "npz": ".npz",
     "parquet": "",
     "safetensors": ".safetensors",
@@ -36,6 +39,7 @@ DIALECTS = {
     "tfplus": "",
     "tfra": "",
     "tfra_files": "",
+    "torch": ".pt",
 }
 """The dialects that are written to a disk, and how their outputs' names end."""
 
@@ -48,17 +52,23 @@ def write_sources(folder: Path, counts: Sequence[int]) -> None:
     import numpy as np
 
     import kvtools
+    from kvtools.chain_increment import write_increment
     from kvtools.migrate import write_tables
 
-    def table(name: str, rows: int) -> Any:
-        rng = np.random.default_rng(rows)
+    def table(name: str, rows: int, seed: int) -> Any:
+        rng = np.random.default_rng(rows + seed)
         return kvtools.table_from_arrays(
             name, np.arange(rows), rng.normal(size=(rows, DIM)).astype(np.float32), freqs=np.ones(rows, np.uint32)
         )
 
     for count in counts:
-        write_tables([table(f"emb_{number}", ROWS) for number in range(count)], folder / f"tables-{count}", "tfplugin")
-        write_tables([table("emb", ROWS * count)], folder / f"parts-{count}", "tfplugin", parts=count)
+        for seed, later in enumerate(("", "-later")):
+            tables = [table(f"emb_{number}", ROWS, seed) for number in range(count)]
+            write_tables(tables, folder / f"tables-{count}{later}", "tfplugin")
+            write_tables([table("emb", ROWS * count, seed)], folder / f"parts-{count}{later}", "tfplugin", parts=count)
+        for kind in ("tables", "parts"):
+            prefix = folder / f"{kind}-{count}"
+            write_increment(prefix, f"{prefix}-later", f"{prefix}-changes.delta")
 
 
 def commands() -> dict[str, Callable[[str, str], list[str]]]:
@@ -70,16 +80,33 @@ def commands() -> dict[str, Callable[[str, str], list[str]]]:
     made = {f"migrate to {dialect}": migrate(dialect, suffix) for dialect, suffix in DIALECTS.items()}
     return {
         "inspect": lambda source, out: ["inspect", source],
+        "inspect --sample": lambda source, out: ["inspect", source, "--sample", "1"],
+        "stats": lambda source, out: ["stats", source],
         "verify": lambda source, out: ["verify", source],
+        "diff": lambda source, out: ["diff", source, f"{source}-later", "--exit-zero"],
+        "diff --output delta": lambda source, out: ["diff", source, f"{source}-later", out, "--output", "delta"],
+        "get": lambda source, out: ["get", source, "5", "17", "--json-lines"],
+        "report": lambda source, out: ["report", source, "--html", f"{out}.html"],
         "clip": lambda source, out: ["clip", source, out, "--max-abs", "0.5"],
+        "cast": lambda source, out: ["cast", source, out, "--to-value-dtype", "float16"],
+        "cast --dtype int8": lambda source, out: ["cast", source, out, "--dtype", "int8", "--to", "snapshot"],
+        "reshard": lambda source, out: ["reshard", source, out, "--parts", "2"],
         "merge": lambda source, out: ["merge", source, source, out],
+        "apply": lambda source, out: ["apply", source, f"{source}-changes.delta", out],
+        "split --by mod:2": lambda source, out: ["split", source, out, "--by", "mod:2"],
+        "split --by table": lambda source, out: ["split", source, out, "--by", "table"],
+        "rename": lambda source, out: ["rename", source, out, "--add-prefix", "x/"],
         "export": lambda source, out: ["export", source, "--savedmodel", out],
+        "export --snapshot": lambda source, out: ["export", source, "--snapshot", out],
+        "completion tables": lambda source, out: ["completion", "tables", source],
         **made,
     }
 
 
-def measure(say: Callable[[str], None], counts: Sequence[int] = COUNTS) -> dict[str, dict[str, dict[str, float]]]:
-    """Run every command on every source; seconds computed and passed, by command and source."""
+def measure(
+    say: Callable[[str], None], counts: Sequence[int] = COUNTS, only: str = ""
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Run every command, or those of which `only` is a part, on every source; seconds computed and passed."""
     memory = Path("/dev/shm")
     where = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     result: dict[str, dict[str, dict[str, float]]] = {}
@@ -87,6 +114,8 @@ def measure(say: Callable[[str], None], counts: Sequence[int] = COUNTS) -> dict[
         folder = Path(name)
         write_sources(folder, counts)
         for command, arguments in commands().items():
+            if only not in command:
+                continue
             for source in [f"{kind}-{count}" for kind in ("tables", "parts") for count in counts]:
                 out = folder / "out"
                 out.mkdir()
@@ -130,5 +159,6 @@ def markdown(result: dict[str, dict[str, dict[str, float]]]) -> str:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        asked = [int(count) for count in sys.argv[1:]] or COUNTS
-        print(markdown(measure(lambda text: print(text, file=sys.stderr, flush=True), asked)))
+        asked = [int(word) for word in sys.argv[1:] if word.isdecimal()] or COUNTS
+        named = " ".join(word for word in sys.argv[1:] if not word.isdecimal())
+        print(markdown(measure(lambda text: print(text, file=sys.stderr, flush=True), asked, named)))

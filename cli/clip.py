@@ -67,6 +67,7 @@ def run(
       kvtools clip model.ckpt-100 out/model.ckpt-100 --older-than 30d --table user_emb
       kvtools clip model.ckpt-100 small.ckpt-100 --top-k 1000000 --by freq
       kvtools clip model.ckpt-100 small.ckpt-100 --budget 2GiB
+      kvtools clip model.ckpt-100 small.ckpt-100 --drop-where 'freq < 3 and norm < 0.01'
       kvtools clip model.ckpt-100 small.ckpt-100 --policy thresholds.toml
       cut -f1 banned.tsv | kvtools clip model.ckpt-100 model.ckpt-100 --drop-keys-file - --force
     """
@@ -91,10 +92,15 @@ def run(
             workers=output.workers,
             progress=progress,
         )
+    dtypes = policy.dtypes([choice.table for choice in choices])
     order = budget_order(policy, [checkpoint.tables[choice.table].schema for choice in choices])
     if not as_json:
         print_choices(choices)
         print_budget(order)
+    if dtypes and not as_json:
+        print(
+            f"note: the dtype of {len(dtypes)} tables in '{clipping.policy}' is for `kvtools cast` and `kvtools export`"
+        )
     described = [describe(choice) for choice in choices]
     if output.dry_run or out is None:
         if as_json:

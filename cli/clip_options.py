@@ -25,6 +25,7 @@ from kvtools.clip_policy import (
 )
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
+from kvtools.row_filter import condition_of
 
 _NAMES_SHOWN = 5
 
@@ -43,6 +44,18 @@ class Clipping:
     now: Annotated[
         str | None,
         typer.Option("--now", metavar="WHEN", help="Count the age from here: 2024-05-31, Unix seconds, or a step."),
+    ] = None
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where", metavar="EXPRESSION", help="Keep only rows that meet this, as in 'freq >= 3 or norm > 0.1'."
+        ),
+    ] = None
+    drop_where: Annotated[
+        str | None,
+        typer.Option(
+            "--drop-where", metavar="EXPRESSION", help="Cut rows that meet this, as in 'freq < 3 and norm < 0.01'."
+        ),
     ] = None
     top_k: Annotated[
         int | None, typer.Option("--top-k", metavar="K", help="Of what is left keep the K rows highest by --by.")
@@ -96,6 +109,8 @@ class Clipping:
             drop_keys=None if drop_keys is None else read_key_list(drop_keys),
             top=top_of(self.top_k, by if self.top_k is not None or budget is None else None, "--top-k", "--by"),
             version_unit=version_unit_of(self.version_unit, "--version-unit"),
+            where=condition_of(self.where),
+            drop_where=condition_of(self.drop_where),
         )
         if self.policy is None:
             return Policy.of(criteria, budget=budget, by=None if budget is None else by)
@@ -137,6 +152,10 @@ def print_choices(choices: Sequence[Choice]) -> None:
             right=frozenset(range(1, 7)),
         )
     )
+    if len(choices) > 1:
+        rows, cut = (sum(getattr(choice, what) for choice in choices) for what in ("rows", "cut"))
+        saved = size(sum(choice.bytes_saved for choice in choices))
+        print(f"{len(choices):,} tables, {rows:,} rows, {cut:,} cut, {saved} saved")
     for choice in choices:
         name = shown(choice.table)
         print_cut(choice.table, choice.failed)

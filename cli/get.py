@@ -9,15 +9,16 @@ import numpy as np
 import typer
 
 from kvtools.cli.key_arguments import key_words, mark_negative
-from kvtools.cli.options import DEFAULT_MEMORY, Memory, Source, SourcePath, Tables, Where, bytes_of, where_of
+from kvtools.cli.options import DEFAULT_MEMORY, Memory, Source, SourcePath, Tables, Where, bytes_of
 from kvtools.cli.progress import progress_bar
-from kvtools.cli.row_output import OutputDialect, RowForms, Rows, print_rows
+from kvtools.cli.row_output import OutputDialect, RowForms, Rows, print_rows, tables_for
 from kvtools.cli.scan_rows import print_scan
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.interface import TableReader
 from kvtools.errors import CheckFailedError, UsageError
 from kvtools.get import ChosenRows, passing_rows, read_rows, rows_of_keys
 from kvtools.key_file import keys_from
+from kvtools.row_filter import condition_of
 
 prepare_arguments = mark_negative
 
@@ -57,19 +58,18 @@ def run(
       cut -f1 clicks.tsv | kvtools get model.ckpt-100 --keys-file - --columns value --json-lines
     """
     target = forms.target(to)
-    condition = where_of(where)
+    condition = condition_of(where)
     given = bool(keys) or keys_file is not None
     if not given and condition is None:
         raise UsageError("looking up keys: got none, expected some after PATH, or --keys-file, or --where")
     wanted = keys_from(key_words(keys or []), keys_file, sys.stdin.buffer) if given else np.empty(0, np.int64)
     checkpoint = source.open_for(table or [], path, memory)
     tables = checkpoint.select(table or [])
-    choice = forms.choice(tables)
     if condition is not None:
-        for reader in tables:
-            condition.columns_of(reader)  # what is wrong with it is told before any row is read
+        tables = tables_for(tables, [condition.columns_of], table)
+    choice = forms.choice(tables)
     if not given and condition is not None:
-        print_scan(tables, forms, choice, target, memory, order="stream", where=condition)
+        print_scan(tables, forms, choice, target, memory, order="stream", where=condition, missing=[])
         return
     missing = np.ones(len(wanted), np.bool_)
     filtered = np.zeros(len(wanted), np.bool_)

@@ -30,6 +30,7 @@ COMMANDS = {
     "verify": "Check that a checkpoint is sound.",
     "diff": "Compare two checkpoints, of any dialects.",
     "get": "Print the rows of keys.",
+    "sql": "Ask tables in SQL, of one checkpoint or several.",
     "scan": "Print the rows within a range of keys.",
     "top": "Print the rows that come first: hot keys, the largest norms, the oldest.",
     "neighbours": "Print the rows nearest to a key's, or to a vector.",
@@ -64,7 +65,7 @@ HELD_BACK = frozenset(
 """Commands whose work is a file or a verdict: they go on to their end, whoever reads what they say of it."""
 
 
-_OF_ROWS = frozenset({"get", "scan", "top"})
+_OF_ROWS = frozenset({"sql", "get", "scan", "top"})
 """Commands that print rows, or write them to a file."""
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtools.cli.account import print_account
+from kvtools.cli.clip_options import describe, print_choices
 from kvtools.cli.options import (
     AsJson,
     BatchRows,
@@ -17,13 +18,17 @@ from kvtools.cli.options import (
     Partition,
     Parts,
     Source,
+    Where,
+    bytes_of,
     engine_named,
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.clip import rows_that_meet
 from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.errors import BadInputError
 from kvtools.migrate import check_output, output_of, plan_tables, write_tables
+from kvtools.row_filter import condition_of
 
 
 def run(
@@ -49,6 +54,7 @@ def run(
             help="Only this table, or those like 'deep/*', and no dense variables; may be repeated.",
         ),
     ] = None,
+    where: Where = None,
     parts: Parts = None,
     partition: Partition = None,
     compression: Compression = None,
@@ -73,6 +79,7 @@ def run(
       kvtools migrate model.ckpt-100 tables.h5
       kvtools migrate model.ckpt-100 moved/model.ckpt --to tfplugin --parts 4 --verify
       kvtools migrate model.ckpt-100 tables.parquet --table user_emb --compression zstd
+      kvtools migrate model.ckpt-100 hot.parquet --where 'freq >= 100'
       kvtools migrate model.ckpt-100 tables.npz --dry-run --json
     """
     target = dialect_named(to) if to else dialect_for(out)
@@ -91,6 +98,15 @@ def run(
             " `kvtools inspect`, or say --dialect if this is not what it is"
         )
     beside = None if table else checkpoint
+    condition, choices = condition_of(where), []
+    if condition is not None:
+        with progress_bar("choosing rows of") as progress:
+            tables, choices = rows_that_meet(
+                tables, condition, memory=bytes_of(output.memory), workers=output.workers, progress=progress
+            )
+        if not as_json:
+            print_choices(choices)
+            print()
     if output.dry_run:
         check_output(output_of(out, target, [checkpoint]), target, force=output.force)
         account = plan_tables(tables, out, target, beside=beside, parts=parts, strict=strict)
@@ -110,4 +126,6 @@ def run(
                 verify=verify,
             )
     more: dict[str, Any] = {"source": path, "from": checkpoint.dialect, "dry_run": output.dry_run}
-    print_account(account, as_json=as_json, planned=output.dry_run, **more)
+    if condition is not None:
+        more["clipped"] = [describe(choice) for choice in choices]
+    print_account(account, as_json=as_json, planned=output.dry_run, whole=condition is None, **more)

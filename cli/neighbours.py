@@ -13,8 +13,9 @@ import typer
 from kvtools.cli.json_text import dumps
 from kvtools.cli.key_arguments import key_words, mark_negative
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import DEFAULT_MEMORY, Memory, Source, SourcePath, Tables, Where, where_of
+from kvtools.cli.options import DEFAULT_MEMORY, Memory, Source, SourcePath, Tables, Where
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.row_output import tables_for
 from kvtools.cli.standard_output import write_bytes
 from kvtools.csv_rows import csv_header, csv_lines
 from kvtools.dialects.chunk import Array
@@ -23,6 +24,7 @@ from kvtools.errors import BadInputError, CheckFailedError, UsageError
 from kvtools.json_numbers import json_ready
 from kvtools.key_file import keys_from
 from kvtools.neighbours import Neighbours, has_neighbours, metric_named, nearest, vectors_of_keys
+from kvtools.row_filter import condition_of
 from kvtools.vector_file import read_vectors
 
 prepare_arguments = mark_negative
@@ -93,15 +95,14 @@ def run(
     if k < 1:
         raise UsageError(f"looking for neighbours: got -k {k}, expected 1 or more")
     by = metric_named(metric)
-    condition = where_of(where)
+    condition = condition_of(where)
     asked = [*(table or []), *([] if of is None else [of])]
     checkpoint = source.open_for(asked if table else [], path, memory)
     tables = checkpoint.select(table or [])
+    if condition is not None:
+        tables = tables_for(tables, [condition.columns_of], table)
     if as_csv and len(tables) != 1:
         raise UsageError(f"printing neighbours as CSV: got {len(tables)} tables, expected one; name it with --table")
-    if condition is not None:
-        for reader in tables:
-            condition.columns_of(reader)  # what is wrong with it is told before any row is read
     wanted = np.empty(0, np.int64)
     missing = np.empty(0, np.bool_)
     sought: list[tuple[TableReader, Array, Array, bool]] = []  # table, keys or numbers, vectors, are they its own rows
@@ -158,8 +159,8 @@ def _of_width(tables: Sequence[TableReader], vectors: Array, named: Sequence[str
     if not fitting or (named and len(fitting) < len(tables)):
         widths = ", ".join(f"'{table.schema.name}' {table.dim}" for table in tables if table not in fitting)
         raise BadInputError(
-            f"looking for neighbours: got vectors of {vectors.shape[1]} numbers, expected the width of the tables' rows:"
-            f" {widths or 'there are none'}"
+            f"looking for neighbours: got vectors of {vectors.shape[1]} numbers, expected as many as the rows of the"
+            f" tables have: {widths or 'there are none'}"
         )
     return fitting
 

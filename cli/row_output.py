@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -20,12 +20,15 @@ from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.schema import TableSchema
-from kvtools.errors import UsageError
+from kvtools.errors import UsageError, one_line
 from kvtools.get import ColumnChoice, choose_columns
 from kvtools.json_numbers import json_numbers
 from kvtools.migrate import write_tables
+from kvtools.row_filter import tables_with
+from kvtools.table_names import is_pattern
 
 _VALUES_SHOWN = 8
+_TABLES_SAID = 3
 _LINES_AT_ONCE = 1000
 """So many rows are aligned with each other; they are held in memory until then."""
 
@@ -98,6 +101,18 @@ class Rows:
     def chosen(self, choice: ColumnChoice) -> Rows:
         """Return these with the chosen columns alone; `numbers` stay, and those that are computed come to them."""
         return Rows(self.table, choice.shown(self.chunk), {**self.numbers, **choice.numbers(self.chunk)})
+
+
+def tables_for(
+    tables: Sequence[TableReader], needs: Sequence[Callable[[TableReader], object]], names: Sequence[str] | None
+) -> list[TableReader]:
+    """Return the tables that have what is needed, and say on stderr which have not; see `tables_with`."""
+    able, without = tables_with(tables, needs, all_named=bool(names) and not any(map(is_pattern, names or ())))
+    for table, error in without[:_TABLES_SAID]:
+        print(f"kvtools: {shown(table.schema.name)} is left out: {one_line(str(error))}", file=sys.stderr)
+    if len(without) > _TABLES_SAID:
+        print(f"kvtools: {len(without) - _TABLES_SAID:,} more tables are left out", file=sys.stderr)
+    return able
 
 
 def print_rows(

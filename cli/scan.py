@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from kvtools.cli.options import DEFAULT_MEMORY, Memory, Source, SourcePath, Tables, Where, where_of
-from kvtools.cli.row_output import RowForms
+from kvtools.cli.options import DEFAULT_MEMORY, Memory, Source, SourcePath, Tables, Where
+from kvtools.cli.row_output import RowForms, tables_for
 from kvtools.cli.scan_rows import print_scan
 from kvtools.errors import UsageError
 from kvtools.key_file import check_range
+from kvtools.row_filter import condition_of
 from kvtools.scan import KeyRange, order_named
 
 
@@ -56,13 +57,12 @@ def run(
     in_order = order_named(order)
     if limit is not None and limit < 0:
         raise UsageError(f"reading a range of keys: got --limit {limit}, expected 0 or more")
-    condition = where_of(where)
+    condition = condition_of(where)
     checkpoint = source.open_for(table or [], path, memory)
     tables = checkpoint.select(table or [])
-    choice = forms.choice(tables)
     if condition is not None:
-        for reader in tables:
-            condition.columns_of(reader)  # what is wrong with it is told before any row is read
+        tables = tables_for(tables, [condition.columns_of], table)
+    choice = forms.choice(tables)
     print_scan(tables, forms, choice, target, memory, keys=keys, order=in_order, limit=limit, where=condition)
 
 

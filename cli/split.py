@@ -25,6 +25,7 @@ from kvtools.cli.terminal import prose
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
 from kvtools.migrate import Account
+from kvtools.row_filter import condition_of
 from kvtools.split import By, split
 
 
@@ -53,6 +54,14 @@ def run(
             help="Two pieces: the keys listed, and the rest; a key per line, or .npy; - is stdin.",
         ),
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="EXPRESSION",
+            help="Two pieces: rows that meet this, as in 'freq >= 3', and the rest.",
+        ),
+    ] = None,
     to: To = None,
     table: Tables = None,
     output: Output,
@@ -69,6 +78,7 @@ def run(
       --by mod:4     mod-0-of-4, ...: keys of floor-mod 0, ...
       --rows N       rows-00000-of-00007, ...
       --keys-file    listed, rest
+      --where        matching, rest
 
     With OUT shards they are shards/mod-0-of-4, ...; with OUT 'shards/{}.ckpt', shards/mod-0-of-4.ckpt, ...
     `kvtools merge` puts them together again.
@@ -79,9 +89,10 @@ def run(
       kvtools split model.ckpt-100 'shards/{}.ckpt-100' --by mod:4 --table user_emb
       kvtools split model.ckpt-100 pieces --rows 1000000
       kvtools split model.ckpt-100 'users-{}.ckpt' --keys-file vip.txt
+      kvtools split model.ckpt-100 'hot-{}.ckpt' --where 'freq >= 100'
     """
     checkpoint = source.open_for(table or [], path, output.memory)
-    how = _by(by, rows, keys_file)
+    how = _by(by, rows, keys_file, where)
     options = output.options()
     with progress_bar("writing") as progress:
         accounts = split(
@@ -104,10 +115,12 @@ def run(
             print(prose(f"left out: {len(checkpoint.variables)} dense variables; they are in no piece"))
 
 
-def _by(by: str | None, rows: int | None, keys_file: str | None) -> By:
-    given = [option for option in (by, rows, keys_file) if option is not None]
+def _by(by: str | None, rows: int | None, keys_file: str | None, where: str | None) -> By:
+    given = [option for option in (by, rows, keys_file, where) if option is not None]
     if len(given) != 1:
-        raise UsageError(f"splitting: got {len(given)} of --by, --rows and --keys-file, expected one")
+        raise UsageError(f"splitting: got {len(given)} of --by, --rows, --keys-file and --where, expected one")
+    if where is not None:
+        return By("where", where=condition_of(where))
     if rows is not None:
         return By("rows", rows)
     if keys_file is not None:

@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 
 from kvtools.cli.layout import shown
-from kvtools.cli.options import DEFAULT_MEMORY, Memory, Source, SourcePath, Tables, Where, Workers, bytes_of, where_of
+from kvtools.cli.options import DEFAULT_MEMORY, Memory, Source, SourcePath, Tables, Where, Workers, bytes_of
 from kvtools.cli.progress import progress_bar
-from kvtools.cli.row_output import OutputDialect, RowForms, Rows, print_rows
+from kvtools.cli.row_output import OutputDialect, RowForms, Rows, print_rows, tables_for
 from kvtools.dialects.interface import TableReader
-from kvtools.errors import BadInputError, CheckFailedError, UsageError
+from kvtools.errors import CheckFailedError, UsageError
 from kvtools.get import ChosenRows, ColumnChoice, read_rows
-from kvtools.top import Ranking, Top, overall, ranking, top_rows
+from kvtools.row_filter import condition_of
+from kvtools.top import Top, overall, ranking, top_rows
 
 
 def run(
@@ -60,17 +61,14 @@ def run(
     target = forms.target(to)
     if limit < 0:
         raise UsageError(f"ranking rows: got --limit {limit}, expected 0 or more")
-    condition = where_of(where)
+    condition = condition_of(where)
     checkpoint = source.open_for(table or [], path, memory)
     tables = checkpoint.select(table or [])
     if by is None:
         by = "freq" if not tables or any(reader.schema.has_freqs for reader in tables) else "norm"
     chosen = ranking(by)
-    tables = _that_can_be_ranked(tables, chosen, named=bool(table))
+    tables = tables_for(tables, [chosen.columns_of, *([condition.columns_of] if condition else [])], table)
     choice = forms.choice(tables)
-    if condition is not None:
-        for reader in tables:
-            condition.columns_of(reader)  # what is wrong with it is told before any row is read
     tops = []
     with progress_bar("reading") as progress:
         for reader in tables:
@@ -81,7 +79,8 @@ def run(
             )
     for top in tops:
         if top.without:
-            print(f"kvtools: {shown(top.table)}: {top.without:,} rows without a number are left out", file=sys.stderr)
+            rows = "1 row has" if top.without == 1 else f"{top.without:,} rows have"
+            print(f"kvtools: {shown(top.table)}: {rows} no number to compare (NaN): left out", file=sys.stderr)
     first = overall(tops, limit, ascending=ascending) if together else None
     if first is not None:
         tops = [_only(top, [at for of, at in first if of == which]) for which, top in enumerate(tops)]
@@ -95,21 +94,6 @@ def run(
         print_rows(rows, forms, choice, tables[0] if tables else None, by=by)
     if not any(len(top.rows) for top in tops):
         raise typer.Exit(CheckFailedError.exit_code)
-
-
-def _that_can_be_ranked(tables: Sequence[TableReader], by: Ranking, *, named: bool) -> list[TableReader]:
-    """Return the tables that have what is compared; raises where one that is named has not, or none has."""
-    able, error = [], None
-    for table in tables:
-        try:
-            by.columns_of(table)
-        except (BadInputError, UsageError) as wrong:
-            error = error or wrong
-            continue
-        able.append(table)
-    if error is not None and (named or not able):
-        raise error
-    return able
 
 
 def _only(top: Top, at: Sequence[int]) -> Top:

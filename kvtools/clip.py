@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,9 @@ from kvtools.row_mask import RowMask
 from kvtools.row_norms import any_in_row, as_floats, row_norms, rows_not_finite
 from kvtools.table_view import MaskedTable, changed_tables
 from kvtools.top_rows import Scores, keep_top, sortable
+
+if TYPE_CHECKING:
+    from kvtools.where import Where  # with DuckDB, which is loaded where there is a condition
 
 By = Literal["freq", "l2", "abs", "version"]
 """What rows are compared by."""
@@ -105,6 +108,8 @@ class Criteria:
     age           cut rows last written long ago
     keep_keys     cut rows whose key is not listed
     drop_keys     cut rows whose key is listed
+    where         cut rows that do not meet this condition
+    drop_where    cut rows that meet this condition
     top           keep so many of the rest
     version_unit  what versions count, where the files do not say
     """
@@ -117,6 +122,8 @@ class Criteria:
     top: Top | None = None
     version_unit: VersionUnit | None = None
     zeros: bool = False
+    where: Where | None = None
+    drop_where: Where | None = None
 
     def __post_init__(self) -> None:
         if self.min_freq is not None and self.min_freq < 0:
@@ -141,12 +148,30 @@ class Criteria:
         told["now"] = self.age and self.age.now
         told["keep-keys"] = None if self.keep_keys is None else len(self.keep_keys)
         told["drop-keys"] = None if self.drop_keys is None else len(self.drop_keys)
+        told["where"] = self.where and self.where.text
+        told["drop-where"] = self.drop_where and self.drop_where.text
         told["top-k"], told["by"] = (self.top.rows, self.top.by) if self.top else (None, None)
         return {name: value for name, value in told.items() if value is not None}
 
     @property
+    def conditions(self) -> tuple[Where, ...]:
+        """The conditions, of both kinds."""
+        return tuple(one for one in (self.where, self.drop_where) if one is not None)
+
+    def columns_of(self, table: TableReader) -> Columns:
+        """Return what has to be read of a table to decide.
+
+        Raises:
+            UsageError: the table has not what a condition is about.
+        """
+        columns = self.columns
+        for condition in self.conditions:
+            columns |= condition.columns_of(table)
+        return columns
+
+    @property
     def columns(self) -> Columns:
-        """What has to be read to decide."""
+        """What has to be read to decide, but for conditions, for which that depends on the table."""
         by = self.top.by if self.top else None
         return Columns(
             values=self.zeros or bool(self.norms) or by in ("l2", "abs"),
@@ -237,10 +262,11 @@ def choose_rows(
     schema = table.schema
     check_columns(schema, criteria)
     size = row_bytes(schema) if size is None else size
-    columns = _columns(criteria, score)
+    columns = _columns(table, criteria, score)
     oldest = _oldest_version(table, criteria)
     nothing = np.empty(0, np.int64)
-    if columns == KEYS and criteria.keep_keys is None and criteria.drop_keys is None:
+    by_keys = criteria.keep_keys is not None or criteria.drop_keys is not None or bool(criteria.conditions)
+    if columns == KEYS and not by_keys:
         hidden = hidden_rows(table, memory) if distinct else nothing
         mask = RowMask(schema.part_rows, memory=memory, kept=True)  # nothing to read
         mask.clear(hidden)
@@ -350,6 +376,33 @@ def account_of(table: TableReader, mask: RowMask, hidden: Array, size: int) -> C
     )
 
 
+def rows_that_meet(
+    tables: Sequence[TableReader],
+    where: Where,
+    *,
+    memory: int = 1 << 30,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[list[TableReader], list[Choice]]:
+    """Return tables without the rows that do not meet a condition, and what was chosen of each.
+
+    Args:
+        tables: any tables, which are read once for it.
+        where: the condition.
+        memory: bytes to stay within.
+        workers: how many parts to read at once.
+        progress: called as rows are read.
+
+    Raises:
+        UsageError: a table has not what the condition is about; told before any row is read.
+    """
+    criteria = Criteria(where=where)
+    for table in tables:
+        criteria.columns_of(table)
+    choices = [choose_rows(table, criteria, memory=memory, workers=workers, progress=progress) for table in tables]
+    return [MaskedTable(table, choice.mask) for table, choice in zip(tables, choices, strict=True)], choices
+
+
 def write_chosen(
     checkpoint: Checkpoint,
     choices: Sequence[Choice],
@@ -388,16 +441,12 @@ def write_chosen(
     )
 
 
-def _columns(criteria: Criteria, score: By | None) -> Columns:
-    more = Criteria(top=Top(0, score)).columns if score else KEYS
-    own = criteria.columns
-    return Columns(
-        values=own.values or more.values, freqs=own.freqs or more.freqs, versions=own.versions or more.versions
-    )
+def _columns(table: TableReader, criteria: Criteria, score: By | None) -> Columns:
+    return criteria.columns_of(table) | (Criteria(top=Top(0, score)).columns if score else KEYS)
 
 
 def _chunk_rows(table: TableReader, columns: Columns) -> int:
-    return table.chunk_rows(columns) if columns.values else _KEY_ROWS
+    return table.chunk_rows(columns) if columns.values or columns.slots else _KEY_ROWS
 
 
 def hidden_rows(table: TableReader, memory: int) -> Array:
@@ -490,6 +539,10 @@ def passes(chunk: Chunk, criteria: Criteria, oldest: int | None) -> dict[str, Ar
         passes["keys-file"] = criteria.keep_keys.contains(chunk.keys)
     if criteria.drop_keys is not None:
         passes["drop-keys-file"] = ~criteria.drop_keys.contains(chunk.keys)
+    if criteria.where is not None:
+        passes["where"] = criteria.where.mask(chunk)
+    if criteria.drop_where is not None:
+        passes["drop-where"] = ~criteria.drop_where.mask(chunk)
     return passes
 
 

@@ -7,6 +7,7 @@
     name = ["ads/*", "user_emb"]   # patterns; the first entry that matches a table holds for it
     clip-abs = 1e-6
     min-freq = 2
+    where = "norm > 0.01 or freq > 100"        # as `kvtools sql` has it; drop-where cuts the rows that meet it
 
     [[tables]]
     name = "*"
@@ -29,7 +30,7 @@ import fnmatch
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -42,6 +43,7 @@ from kvtools.dialects.schema import TableSchema, VersionUnit, row_bytes
 from kvtools.errors import BadInputError, UsageError
 from kvtools.key_list import read_key_list
 from kvtools.narrow_rows import DTYPES
+from kvtools.row_filter import condition_of
 from kvtools.training_policy import FIELDS as TRAINING_FIELDS
 from kvtools.training_policy import TrainingPolicy
 
@@ -56,6 +58,8 @@ _OF_TABLE: dict[str, tuple[type, ...]] = {
     "clip-abs": (int, float),
     "clip-l2": (int, float),
     "min-freq": (int,),
+    "where": (str,),
+    "drop-where": (str,),
     "older-than": (str, int),
     "now": (str, int),
     "top-k": (int,),
@@ -80,7 +84,7 @@ class Rule:
     patterns: tuple[str, ...]
     criteria: Criteria
     dtype: str | None = None
-    training: TrainingPolicy = TrainingPolicy()
+    training: TrainingPolicy = field(default_factory=TrainingPolicy)
 
     def matches(self, table: str) -> bool:
         """Tell whether this is a rule for `table`."""
@@ -215,6 +219,7 @@ def choose_all(
     by = None if order is None else order.by
     for table in chosen:  # before any row is read
         check_columns(table.schema, policy.criteria(table.schema.name))
+        policy.criteria(table.schema.name).columns_of(table)
         if by is not None:
             check_columns(table.schema, Criteria(top=Top(0, by)))
     choices = [
@@ -298,6 +303,8 @@ def _rule(entry: dict[str, Any], whose: str, folder: Path) -> Rule:
             drop_keys=lists["drop-keys"],
             top=top_of(entry.get("top-k"), entry.get("by"), "top-k", "by"),
             version_unit=version_unit_of(entry.get("version-unit"), "version-unit"),
+            where=condition_of(entry.get("where")),
+            drop_where=condition_of(entry.get("drop-where")),
         )
     except UsageError as error:
         raise UsageError(f"{whose}: {error}") from None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 FIELDS = ("value", "freq", "version", "norm", "part", "slots")
-"""What a row has beside its key; `slots` stands for all of them. `norm` and `part` are computed, and shown where they are
-asked for."""
+"""What a row has beside its key; `slots` stands for all of them. `norm` and `part` are computed, and shown where they
+are asked for."""
 
 _SYNONYMS = {"keys": "key", "values": "value", "freqs": "freq", "versions": "version", "slot": "slots"}
 

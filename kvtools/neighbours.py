@@ -19,8 +19,9 @@ from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import row_bytes
 from kvtools.errors import BadInputError, UsageError
-from kvtools.get import RowFilter, read_rows, rows_of_keys
+from kvtools.get import read_rows, rows_of_keys
 from kvtools.read_ahead import read_ahead
+from kvtools.row_filter import RowFilter
 from kvtools.row_norms import as_floats, rows_not_finite
 from kvtools.top_rows import sortable
 

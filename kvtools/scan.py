@@ -19,8 +19,9 @@ from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.schema import row_bytes
 from kvtools.errors import UsageError
-from kvtools.get import RowFilter, read_rows
+from kvtools.get import read_rows
 from kvtools.read_ahead import read_ahead
+from kvtools.row_filter import RowFilter
 from kvtools.top import BestRows
 
 Order = Literal["key", "stream"]

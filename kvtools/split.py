@@ -27,6 +27,7 @@ from kvtools.errors import BadInputError, UsageError
 from kvtools.key_list import KeyList
 from kvtools.migrate import Account, check_output, write_tables
 from kvtools.partition import owners
+from kvtools.row_filter import RowFilter
 from kvtools.row_mask import RowMask
 from kvtools.table_view import MaskedTable, TableView, replace_schema
 
@@ -38,17 +39,20 @@ PLACEHOLDER = "{}"
 @dataclass(frozen=True)
 class By:
     """How to split: by "table", by "part", by key modulo `number` ("mod"), by `keys` ("keys": those listed, and the
-    rest), or at most `number` rows of each table ("rows")."""
+    rest), by a condition ("where": rows that meet it, the rest), or at most `number` rows of each table ("rows")."""
 
-    kind: Literal["table", "part", "mod", "keys", "rows"]
+    kind: Literal["table", "part", "mod", "keys", "where", "rows"]
     number: int = 1
     keys: KeyList | None = None
+    where: RowFilter | None = None
 
     def __post_init__(self) -> None:
         if self.number < 1:
             raise UsageError(f"splitting by {self.kind}: got {self.number}, expected 1 or more")
         if (self.kind == "keys") != (self.keys is not None):
             raise UsageError(f"splitting by {self.kind}: a list of keys goes with 'keys', and only with that")
+        if (self.kind == "where") != (self.where is not None):
+            raise UsageError(f"splitting by {self.kind}: a condition goes with 'where', and only with that")
 
 
 class PartTable(TableView):
@@ -163,6 +167,9 @@ def split(
     if not chosen:
         raise BadInputError(f"splitting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
     dialect = dialect_named(to or checkpoint.dialect)
+    if by.where is not None:
+        for table in chosen:
+            by.where.columns_of(table)  # what is wrong with it is told before anything is written
     names = piece_names(chosen, by)
     paths = [_path(os.fspath(output), name, dialect.suffixes[:1]) for name in names]
     for path in paths:
@@ -192,12 +199,15 @@ def piece_names(tables: Sequence[TableReader], by: By) -> list[str]:
     part    part-00000-of-00003, ...
     mod     mod-0-of-4, ...
     keys    listed, rest
+    where   matching, rest
     rows    rows-00000-of-00007, ...
     """
     if by.kind == "table":
         return [safe_name(table.schema.name) for table in tables]
     if by.kind == "keys":
         return ["listed", "rest"]
+    if by.kind == "where":
+        return ["matching", "rest"]
     if by.kind == "mod":
         return [f"mod-{number}-of-{by.number}" for number in range(by.number)]
     count = max(table.parts if by.kind == "part" else max(1, -(-table.rows // by.number)) for table in tables)
@@ -217,23 +227,26 @@ def _pieces(tables: Sequence[TableReader], by: By, number: int, memory: int, wor
             if number == 0 or number * by.number < table.rows
         ]
 
-    def wanted(keys: Array) -> Array:
-        if by.keys is not None:
-            listed = by.keys.contains(keys)
-            return ~listed if number else listed
-        return np.asarray(owners(keys, by.number, "floor_mod") == number)
+    def wanted(chunk: Chunk) -> Array:
+        if by.keys is not None or by.where is not None:
+            first = by.where.mask(chunk) if by.where is not None else by.keys.contains(chunk.keys) if by.keys else None
+            assert first is not None
+            return ~first if number else first
+        return np.asarray(owners(chunk.keys, by.number, "floor_mod") == number)
 
-    pieces = [MaskedTable(table, _mask(table, wanted, memory, workers)) for table in tables]
-    return list(pieces) if by.kind == "keys" else [ShardTable(piece, number, by.number) for piece in pieces]
+    pieces = [MaskedTable(table, _mask(table, by, wanted, memory, workers)) for table in tables]
+    return list(pieces) if by.kind != "mod" else [ShardTable(piece, number, by.number) for piece in pieces]
 
 
-def _mask(table: TableReader, wanted: Callable[[Array], Array], memory: int, workers: int | None) -> RowMask:
+def _mask(table: TableReader, by: By, wanted: Callable[[Chunk], Array], memory: int, workers: int | None) -> RowMask:
     mask = RowMask(table.schema.part_rows, memory=memory)
+    columns = KEYS if by.where is None else by.where.columns_of(table)
+    rows = table.chunk_rows(columns) if columns.values or columns.slots else _KEY_ROWS
 
     def read(part: int) -> None:
         at = 0
-        for chunk in table.chunks(KEYS, rows=_KEY_ROWS, part=part):
-            mask.put(part, at, wanted(chunk.keys))
+        for chunk in table.chunks(columns, rows=rows, part=part):
+            mask.put(part, at, wanted(chunk))
             at += len(chunk)
 
     for _ in run_all(read, range(table.parts), workers=workers):

@@ -73,14 +73,18 @@ class ColumnTable(TableReader):
             chosen = _chosen(self._parts[0], columns)
             return self._chunk({name: tensor.take(rows) for name, tensor in chosen.items()})
         which = np.searchsorted(self._starts, rows, side="right") - 1
-        arrays: dict[Any, Array] = {}
-        for number, part in enumerate(self._parts):
-            here = np.flatnonzero(which == number)
-            for name, tensor in _chosen(part, columns).items():
+        first = _chosen(self._parts[0], columns)
+        arrays: dict[Any, Array] = {
+            name: np.empty((len(rows), *tensor.row_shape), tensor.dtype) for name, tensor in first.items()
+        }
+        # Only parts that have some of the rows are looked at: a table may have thousands.
+        order = np.argsort(which, kind="stable")
+        numbers, starts = np.unique(which[order], return_index=True)
+        for number, here in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
+            for name, tensor in _chosen(self._parts[number], columns).items():
                 if name not in arrays:
                     arrays[name] = np.empty((len(rows), *tensor.row_shape), tensor.dtype)
-                if len(here):
-                    arrays[name][here] = tensor.take(rows[here] - self._starts[number])
+                arrays[name][here] = tensor.take(rows[here] - self._starts[number])
         return self._chunk(arrays)
 
     def extra(self, name: str) -> Array:

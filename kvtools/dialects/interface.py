@@ -11,16 +11,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 
 from kvtools import convert
 from kvtools.dialects.chunk import ALL_COLUMNS, CHUNK_BYTES, KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
-from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.options import DEFAULT_MEMORY, OpenOptions
 from kvtools.dialects.schema import TableSchema, VariableSchema, numpy_dtype, row_bytes
 from kvtools.errors import KvtoolsError, UnknownTableError
 from kvtools.table_names import is_pattern, listed, matching, near
+
+if TYPE_CHECKING:
+    from kvtools.sql.result import QueryResult
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,22 @@ class Checkpoint:
         if name not in self.tables:
             raise no_such_table(name, self.path, self.tables)
         return self.tables[name]
+
+    def sql(
+        self, text: str, *, memory: int = DEFAULT_MEMORY, threads: int | None = None, **attached: Checkpoint
+    ) -> QueryResult:
+        """Ask the tables in SQL, beside them those of `attached` by name; see `kvtools.sql.query.query`.
+
+        Example:
+            ```python
+            new, old = kvtools.open("model.ckpt-200"), kvtools.open("model.ckpt-100")
+            new.sql("select key, value from user order by freq desc limit 20").to_pandas()
+            new.sql("select count(*) from user anti join old.user using (key)", old=old).rows()
+            ```
+        """
+        from kvtools.sql.query import query
+
+        return query({"": self, **attached}, text, memory=memory, threads=threads)
 
     def names_of(self, patterns: Sequence[str]) -> list[str]:
         """Return the names that these are, or that match them as file names do in a shell, each once: of tables that

@@ -147,7 +147,7 @@ class Scan:
         return row_bytes(size, self._needed) >= 2 * row_bytes(size, judged)
 
     def _windows(self, part: int) -> Generator[_Window, None, None]:
-        """Yield the number of the first row of a window in the table, which rows of it are left, and how many it has."""
+        """Yield windows: the number of the first row in the table, which rows of it are left, how many it has."""
         assert self._necessary is not None
         columns = stored_columns(self._columns[name] for name in self._necessary.names)
         start = sum(self._table.schema.part_rows[:part])

@@ -47,8 +47,11 @@ LINES = {
     "rename": "rename model.ckpt-100 new.ckpt --table user_emb=towers/users/embedding",
     "report": "report model.ckpt-100 --html report.html",
     "reshard": "reshard model.ckpt-100 out.ckpt --parts 3",
+    "neighbours": "neighbours model.ckpt-100 17 99 -k 3",
+    "scan": "scan model.ckpt-100 --from -2 --to 2 --columns value,freq,norm",
     "split": "split model.ckpt-100 pieces --by mod:2",
     "stats": "stats model.ckpt-100",
+    "top": "top model.ckpt-100 -n 3",
     "verify": "verify model.ckpt-100",
 }
 """Command lines, by the names of their files; a new command adds its own."""

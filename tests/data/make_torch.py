@@ -1,4 +1,4 @@
-"""Write tests/data/torch: small state dicts as PyTorch, TorchRec and FBGEMM save them, and their numbers as NumPy arrays.
+"""Write tests/data/torch: small state dicts as PyTorch, TorchRec and FBGEMM save them, and their numbers for NumPy.
 
 Needs torch, torchrec and fbgemm-gpu-cpu of releases that go together; those there were written by 2.13, 1.8 and 1.8:
 
@@ -18,13 +18,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel

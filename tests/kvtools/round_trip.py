@@ -19,6 +19,7 @@ from kvtools.migrate import Account, write_tables
 
 KEY_DTYPES = ("int64", "int32", "uint64", "uint32")
 VALUE_DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32", "int64")
+TYPES = tuple(itertools.product(KEY_DTYPES, VALUE_DTYPES))
 NAMES = ("emb", "ads/emb", "ads", ".", "..", "", "a=b", "Ünï/çødé 表", "_x", "a%2Fb", "nul\0tab\t", "x" * 400, "\udc80")
 
 
