@@ -118,10 +118,12 @@ def norm_plot(norms: DecimalHistogram, before: DecimalHistogram | None = None) -
         for one, color, name in ((norms, _FIRST, "now"), (before, _SECOND, "before")):
             bars = [] if one is None else one.bars(cuts.tolist())
             if one is not None and bars:
-                rows = np.array([bar[2] for bar in bars], np.float64)
+                edges = np.array([bar[0] for bar in bars] + [bars[-1][1]])
+                # Edges are round numbers, so bars are not all of one width: heights are as if they were.
+                widths = np.diff(edges if linear else np.log(edges))
+                rows = np.array([bar[2] for bar in bars], np.float64) * np.median(widths) / widths
                 # Two histograms are compared by shares.
                 heights = rows if before is None else 100 * rows / one.rows
-                edges = [bar[0] for bar in bars] + [bars[-1][1]]
                 filled = one is norms
                 axes.stairs(heights, edges, fill=filled, color=color, linewidth=1.6, label=name)
         axes.set(xlabel="Euclidean norm of the row", ylabel="rows" if before is None else "rows, %")
@@ -180,7 +182,7 @@ def frequency_clip_plot(freqs: FrequencyHistogram, row_bytes: int) -> Plot | Non
     filled = np.flatnonzero(freqs.counts)
     first, last = int(filled[0]), int(filled[-1])
     at = np.unique(np.concatenate([[first], filled + 1]))
-    at = at[np.unique(np.linspace(0, len(at) - 1, 400).astype(np.int64))] if len(at) > 400 else at
+    at = at[np.unique(np.geomspace(1, len(at), 300).astype(np.int64)) - 1]  # on a logarithmic scale that is enough
     thresholds = np.maximum([freqs.edge(int(number)) for number in at], 1)
     low, high = 0.8 * float(thresholds[0]), 1.25 * float(thresholds[-1])
 
