@@ -30,8 +30,10 @@ def check_format(target: Path) -> None:
         )
 
 
-def write_result(result: QueryResult, target: Path, *, force: bool = False) -> int:
+def write_result(result: QueryResult, target: Path, *, force: bool = False, dry_run: bool = False) -> int:
     """Write the answer to a query to a file, of the format that its name says, and return how many rows it has.
+
+    With `dry_run` all is done but the file stays away.
 
     Parquet keeps types: vectors are fixed_size_list. In comma-separated values a vector is a column for each number,
     `value.0`, `value.1`, ..., and NULL is nothing. JSON lines have an object for each row. NaN and infinities are
@@ -43,7 +45,7 @@ def write_result(result: QueryResult, target: Path, *, force: bool = False) -> i
         KvtoolsError: whatever the query fails with; the file is not there then.
     """
     check_format(target)
-    with replace_files(target, force=force) as staging, staging.open("wb") as file:
+    with replace_files(target, force=force, dry_run=dry_run) as staging, staging.open("wb") as file:
         return _WRITERS[target.suffix.lower()](result, file)
 
 
@@ -141,10 +143,10 @@ def _write_json_lines(result: QueryResult, file: BinaryIO) -> int:
     return rows
 
 
-def json_lines(batch: Any, labels: list[str]) -> Iterator[str]:
+def json_lines(batch: Any, labels: list[str], dumps: Callable[[Any], str] = json.dumps) -> Iterator[str]:
     """Yield the rows of a record batch, each a JSON object of its columns under these names."""
     for row in zip(*json_columns(batch), strict=True):
-        yield json.dumps(dict(zip(labels, row, strict=True)))
+        yield dumps(dict(zip(labels, row, strict=True)))
 
 
 def _write_csv(result: QueryResult, file: BinaryIO) -> int:

@@ -35,6 +35,7 @@ RUNS: Mapping[str, str] = {
     "simulate": "simulate policy.toml ids.npy --csv out.csv",
     "export": "export sample --savedmodel out",
     "repair": "repair sample out",
+    "sql": "sql sample from/**/user_emb --output out.parquet",
 }
 """For every command that writes a command line that does, where a checkpoint `sample` and a chain `train` are."""
 
