@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from kvtools.advise import MAX_ERROR, MAX_LOSS, Advice, Goal, TableAdvice, advise, described
 from kvtools.auc import scorer_named
 from kvtools.byte_size import byte_size
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -25,6 +25,7 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.simulate import LogColumns, TimeColumn
+from kvtools.cli.terminal import prose
 from kvtools.clip_policy import version_unit_of
 from kvtools.errors import UsageError
 from kvtools.id_log import open_log
@@ -91,8 +92,8 @@ def run(
       kvtools advise model.ckpt-100
       kvtools advise model.ckpt-100 --budget 2GiB --output policy.toml
       kvtools advise model.ckpt-100 --for training --max-loss 0.001 --details
-      kvtools advise model.ckpt-100 --log ids.parquet --column user_id=user_emb
-      kvtools advise model.ckpt-100 --log ids.parquet --labels clicked --scorer dot
+      kvtools advise model.ckpt-100 --log ids.csv --column user_id=user_emb
+      kvtools advise towers.ckpt --log clicks.parquet --labels clicked --scorer dot
     """
     if goal not in ("serving", "training"):
         raise UsageError(f"advising on '{path}': got --for {goal}, expected serving or training")
@@ -132,13 +133,13 @@ def run(
     if as_json:
         record = described(advice)
         record |= {"policy": str(output) if output else None, "command": advice.command(str(output or "policy.toml"))}
-        print(json.dumps(record))
+        print(dumps(record))
         return
     print_advice(advice, str(path), details=details)
     if output is not None:
         print(f"wrote {output}")
     if advice.empty:
-        print("nothing to do within this loss and this error; see --max-loss, --max-error and --details")
+        print(prose("nothing to do within this loss and this error; see --max-loss, --max-error and --details"))
         return
     if output is None:
         print("--output policy.toml writes this policy; then do it:")
@@ -167,7 +168,7 @@ def print_advice(advice: Advice, path: str, *, details: bool) -> None:
     header = ["table", "now", "advice", "after", "saves", "lookups lost", *(["error"] if lossy else [])]
     print(columns(header, rows, right=frozenset({1, 3, 4, 5, 6})))
     if advice.over_budget and advice.budget is not None:
-        print(f"budget: {size(advice.budget)}: more rows go for it, the lowest by {advice.compared_by} first")
+        print(prose(f"budget: {size(advice.budget)}: more rows go for it, the lowest by {advice.compared_by} first"))
     elif advice.budget is not None:
         print(f"budget: {size(advice.budget)}: they fit")
     if advice.auc is not None:
@@ -175,7 +176,7 @@ def print_advice(advice: Advice, path: str, *, details: bool) -> None:
         print(f"AUC: {before:.4f} now, {after:.4f} after")
     for table in advice.tables:
         for note in table.notes:
-            print(f"{shown(table.table)}: {note}")
+            print(prose(f"{shown(table.table)}: {note}"))
     if details:
         print()
         _print_measures(advice)
@@ -209,8 +210,8 @@ def _print_measures(advice: Advice) -> None:
         for measure in table.measures
     ]
     header = ["table", "  measure, alone", "rows", "saves", "lookups lost", "error", "cosine"]
-    print(columns(header, rows, right=frozenset({2, 3, 4, 5, 6})))
-    print("* advised; error and cosine are of the rows, or of a sample of them; admission saves in training")
+    print(columns(header, rows, right=frozenset({2, 3, 4, 5, 6}), spare=(6,)))
+    print(prose("* advised; error and cosine are of the rows, or of a sample of them; admission saves in training"))
     print()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import AsJson, no_standard_output
 from kvtools.cli.progress import progress_bar
@@ -118,7 +118,7 @@ def run(
     if as_json:
         record = {"policy": policy, "log": log, "batch_size": batch_size, "steps": made.steps}
         tables = [described(table) for table in made.tables]
-        print(json.dumps({**record, "examples": made.examples, "tables": tables, "notes": list(made.notes)}))
+        print(dumps({**record, "examples": made.examples, "tables": tables, "notes": list(made.notes)}))
         return
     print_simulation(made, batch_size)
     if rows is None:

@@ -124,6 +124,30 @@ def _of_model(*arguments: str) -> Callable[[Path], None]:
     return make
 
 
+def _log(folder: Path) -> None:
+    """Write ids that were looked up, as columns by the tables' names and by others; the same as ids.csv."""
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    rng = np.random.default_rng(1)
+    ids = {name: rng.geometric(0.1, 200) - 4 for name in ("user_emb", "item_emb")}
+    clicked = (ids["user_emb"] < 4).astype(np.int8)
+    pa.parquet.write_table(pa.table({**ids, "clicked": clicked}), folder / "ids.parquet")
+    towers = {"users": ids["user_emb"], "items": ids["item_emb"], "clicked": clicked}
+    pa.parquet.write_table(pa.table(towers), folder / "clicks.parquet")
+    pa.csv.write_csv(pa.table({"user_id": ids["user_emb"]}), folder / "ids.csv")
+
+
+def _damaged(folder: Path) -> None:
+    """Write a checkpoint of which a byte of a table's rows has changed."""
+    model(folder / "damaged.ckpt-100")
+    data = folder / "damaged.ckpt-100.data-00000-of-00001"
+    changed = bytearray(data.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    data.write_bytes(changed)
+
+
 def _text(name: str, text: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_text(text) and None
 
@@ -139,7 +163,7 @@ PIECES: dict[str, Callable[[Path], None]] = {
     **{f"rank{rank}.ckpt": _checkpoint(f"rank{rank}.ckpt", first=1000 * rank) for rank in range(3)},
     "a.ckpt": _checkpoint("a.ckpt"),
     "b.ckpt": _checkpoint("b.ckpt", seed=200),
-    "towers.ckpt": _checkpoint("towers.ckpt", tables={"user_old": (9, 4), "user_new": (12, 4)}),
+    "towers.ckpt": _checkpoint("towers.ckpt", tables={"users": (25, 4), "items": (30, 4)}),
     "full.ckpt-100": _deeprec,
     "train": _chain,
     "monday.ckpt": _merged("monday.ckpt", "--until", "16"),
@@ -155,6 +179,25 @@ PIECES: dict[str, Callable[[Path], None]] = {
     "ids.npy": _numbers("ids.npy", [17, -3]),
     "clicks.tsv": _text("clicks.tsv", "17\tad\n-3\tad\n"),
     "banned.tsv": _text("banned.tsv", "17\tbot\n"),
+    "query.npy": lambda folder: np.save(folder / "query.npy", np.ones(4, np.float32)),
+    "ids.parquet": _log,
+    "ids.csv": _log,
+    "clicks.parquet": _log,
+    "damaged.ckpt-100": _damaged,
+    "sok_dump": lambda folder: shutil.copytree(DATA / "sok", folder / "sok_dump") and None,
+    "policy.toml": _text(
+        "policy.toml",
+        """[[tables]]
+name = "user_emb"
+max-capacity = 20
+eviction = "lfu"
+admission = { count = 2 }
+
+[[tables]]
+name = "*"
+expire-after = 100
+""",
+    ),
     "thresholds.toml": _text("thresholds.toml", '[[tables]]\nname = "*"\nmin-freq = 2\n'),
 }
 """What makes each file or folder, in the folder that it is given."""
