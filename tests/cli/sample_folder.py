@@ -192,6 +192,7 @@ name = "user_emb"
 max-capacity = 20
 eviction = "lfu"
 admission = { count = 2 }
+dtype = "int8"
 
 [[tables]]
 name = "*"
