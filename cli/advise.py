@@ -15,6 +15,7 @@ from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
+    DryRun,
     Force,
     Memory,
     Source,
@@ -77,6 +78,7 @@ def run(
     source: Source,
     memory: Memory = DEFAULT_MEMORY,
     force: Force = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what would save the most bytes of each table, what it costs, and how to do it.
@@ -127,16 +129,16 @@ def run(
             progress=progress,
         )
     if output is not None:
-        with replace_files(output, force=force) as file:
+        with replace_files(output, force=force, dry_run=dry_run) as file:
             file.write_text(advice.policy_text(), "utf-8")
     if as_json:
         record = described(advice)
         record |= {"policy": str(output) if output else None, "command": advice.command(str(output or "policy.toml"))}
-        print(json.dumps(record))
+        print(json.dumps(record | ({"dry_run": True} if dry_run else {})))
         return
     print_advice(advice, str(path), details=details)
     if output is not None:
-        print(f"wrote {output}")
+        print(f"{'would write' if dry_run else 'wrote'} {output}")
     if advice.empty:
         print("nothing to do within this loss and this error; see --max-loss, --max-error and --details")
         return

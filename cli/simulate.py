@@ -11,15 +11,16 @@ from typing import Annotated
 import typer
 
 from kvtools.cli.layout import columns, shown, size
-from kvtools.cli.options import AsJson, no_standard_output
+from kvtools.cli.options import AsJson, DryRun, Force, no_standard_output
 from kvtools.cli.progress import progress_bar
 from kvtools.clip_policy import read_policy
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import numpy_dtype
-from kvtools.errors import OutputError, UsageError
+from kvtools.errors import UsageError
 from kvtools.id_log import open_log
 from kvtools.narrow_rows import FLOATS
+from kvtools.replace_output import replace_files
 from kvtools.simulate import Moment, RowSize, Simulation, TableRun, described, moment_record, simulate
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -72,6 +73,8 @@ def run(
             "--csv", metavar="FILE", help="Write the course of each table to FILE.", callback=no_standard_output
         ),
     ] = None,
+    force: Force = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Tell what the policies of training would make of a log of ids: rows, bytes and hits, before a run uses them.
@@ -114,17 +117,18 @@ def run(
             progress=progress,
         )
     if csv_file is not None:
-        _write_course(csv_file, made.tables)
+        _write_course(csv_file, made.tables, force=force, dry_run=dry_run)
     if as_json:
         record = {"policy": policy, "log": log, "batch_size": batch_size, "steps": made.steps}
         tables = [described(table) for table in made.tables]
-        print(json.dumps({**record, "examples": made.examples, "tables": tables, "notes": list(made.notes)}))
+        record |= {"examples": made.examples, "tables": tables, "notes": list(made.notes)}
+        print(json.dumps(record | ({"dry_run": True} if dry_run else {})))
         return
     print_simulation(made, batch_size)
     if rows is None:
         print("bytes: not known, as nothing says how wide rows are; see --like and --dim")
     if csv_file is not None:
-        print(f"wrote {csv_file}")
+        print(f"{'would write' if dry_run else 'wrote'} {csv_file}")
 
 
 def print_simulation(made: Simulation, batch_size: int) -> None:
@@ -202,18 +206,18 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.2f}%"
 
 
-def _write_course(path: Path, tables: Sequence[TableRun]) -> None:
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            names = ["table", *Moment.__dataclass_fields__, "hit_rate"]
-            writer.writerow(names)
-            for table in tables:
-                for moment in table.moments:
-                    record = {"table": table.table, **moment_record(moment)}
-                    writer.writerow(["" if record[name] is None else record[name] for name in names])
-    except OSError as error:
-        raise OutputError(f"writing '{path}': {error.strerror or error}") from error
+def _write_course(path: Path, tables: Sequence[TableRun], *, force: bool, dry_run: bool) -> None:
+    with (
+        replace_files(path, force=force, dry_run=dry_run) as staging,
+        staging.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.writer(file)
+        names = ["table", *Moment.__dataclass_fields__, "hit_rate"]
+        writer.writerow(names)
+        for table in tables:
+            for moment in table.moments:
+                record = {"table": table.table, **moment_record(moment)}
+                writer.writerow(["" if record[name] is None else record[name] for name in names])
 
 
 __all__ = ["LogColumns", "LogPath", "TimeColumn", "run", "spark"]
