@@ -84,9 +84,9 @@ def run(
     """Say what would save the most bytes of each table, what it costs, and how to do it.
 
     Tried are rows seldom looked up, old rows and small ones, rows in fewer bits, and for training admission and expiry.
-    What it costs to cut rows is the share of lookups that would miss them: by the rows' frequencies, or by a log of ids.
-    What fewer bits cost is the relative error of the numbers. The best that stays within --max-loss and --max-error is
-    told, with the command that does it; --output writes the policy which export, clip and training take.
+    What it costs to cut rows is the share of lookups that would miss them: by the rows' frequencies, or by a log of
+    ids. What fewer bits cost is the relative error of the numbers. The best that stays within --max-loss and
+    --max-error is told, with the command that does it; --output writes the policy which export, clip and training take.
 
     \b
     Examples:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from kvtools.cast import FLOATS
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import AsJson, DryRun, Force, no_standard_output
 from kvtools.cli.progress import progress_bar
@@ -19,7 +20,6 @@ from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import numpy_dtype
 from kvtools.errors import UsageError
 from kvtools.id_log import open_log
-from kvtools.narrow_rows import FLOATS
 from kvtools.replace_output import replace_files
 from kvtools.simulate import Moment, RowSize, Simulation, TableRun, described, moment_record, simulate
 
@@ -102,7 +102,8 @@ def run(
     elif dim is not None:
         if dim < 1 or slots < 0 or value_dtype not in FLOATS:
             raise UsageError(
-                f"simulating: got --dim {dim} --slots {slots} --value-dtype {value_dtype}, expected 1 or more, 0 or more"
+                f"simulating: got --dim {dim} --slots {slots} --value-dtype {value_dtype}, expected 1 or more, 0 or"
+                f" more"
                 f" and one of {', '.join(FLOATS)}"
             )
         rows = RowSize(None, dim * (1 + slots) * numpy_dtype(value_dtype).itemsize)

@@ -175,8 +175,8 @@ def advise(
         tables: the tables' names; all if empty.
         goal: what bytes are counted, and which command is meant.
         budget: the bytes that all these tables together may have; rows go for it, the least looked up first.
-        log: ids that were looked up; what tables lose is the share of its lookups that find a row now. Where there is no
-            log, or it has none of a table, rows' frequencies count.
+        log: ids that were looked up; what tables lose is the share of its lookups that find a row now. Without a log,
+            and for tables of which it has none, rows' frequencies count.
         columns: COLUMN=TABLE, for columns of the log whose name is not that of their table.
         labels: the log's column of labels, with a `scorer`.
         scorer: gives a score to each example of the log; see `auc.py`.
@@ -347,6 +347,8 @@ def _plan(
         notes.append("it has no frequencies: what it costs to cut rows is not known; a log tells")
     elif not survey.lookups:
         notes.append("none of its rows was looked up: what it costs to cut rows is not known")
+    elif counts is not None and survey.never:
+        notes.append(f"the log looks {survey.never:,} of its {survey.rows:,} rows up never")
     if survey.not_finite:
         notes.append(f"{survey.not_finite:,} rows have a NaN or an infinity: int8 and int4 do not hold them")
     if schema.has_versions and unit == "unknown":

@@ -54,14 +54,15 @@ class Cut:
 class Survey:
     """What the rows of a table are like.
 
-    `lookups` are those that find a row: the sum of its frequencies, or the log's; None where nobody counts. `not_finite`
-    rows have a NaN or an infinity, `largest` is the largest absolute value of the others. `now` is what ages were
-    counted from. `waited[n]` is how many lookups would have found no row yet, had keys got their rows with the n-th, and
-    `rare[n]` how many keys would have got none.
+    `lookups` are those that find a row: the sum of its frequencies, or the log's; None where nobody counts. `never`
+    rows were not looked up at all. `not_finite` rows have a NaN or an infinity, `largest` is the largest absolute value
+    of the others. `now` is what ages were counted from. `waited[n]` is how many lookups would have found no row yet,
+    had keys got their rows with the n-th, and `rare[n]` how many keys would have got none.
     """
 
     rows: int
     lookups: int | None
+    never: int
     zeros: int
     not_finite: int
     largest: float
@@ -115,7 +116,7 @@ def survey_rows(
     shape = (len(thresholds.freqs) + 1, len(ages) + 1, len(norms) + 1)
     cells, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float64)
     counted = counts is not None or schema.has_freqs
-    zeros = not_finite = done = lookups = 0
+    zeros = not_finite = done = lookups = never = 0
     largest = 0.0
     waited, rare = dict.fromkeys(FREQUENCIES[1:], 0), dict.fromkeys(FREQUENCIES[1:], 0)
     columns = Columns(values=True, freqs=schema.has_freqs, versions=bool(ages))
@@ -143,6 +144,7 @@ def survey_rows(
             at[2] = np.searchsorted(np.array(norms), lengths, side="right")
         if counted:
             lookups += int(weight.sum())
+            never += int(np.count_nonzero(weight == 0))
             for least in waited:
                 waited[least] += int(np.maximum(np.minimum(weight, least) - 1, 0).sum())
                 rare[least] += int(np.count_nonzero(weight < least))
@@ -155,6 +157,7 @@ def survey_rows(
     return Survey(
         done,
         lookups if counted else None,
+        never,
         zeros,
         not_finite,
         largest,
@@ -209,7 +212,8 @@ def _age_cells(versions: Array, unit: VersionUnit, now: int, ages: Sequence[int]
 
 
 def sample_of(table: TableReader, rows: int = _SAMPLE, size: int = 64 << 20) -> Array:
-    """Return the values [n, dim] of rows from all over a table: all where there are no more than `rows`, of `size` bytes."""
+    """Return the values [n, dim] of rows from all over a table: all where there are no more than
+    `rows`, of `size` bytes."""
     of_row = max(1, table.dim * table.value_dtype.itemsize)
     most = max(_RUNS, min(rows, size // of_row))
     if table.rows <= most:
@@ -223,7 +227,8 @@ def sample_of(table: TableReader, rows: int = _SAMPLE, size: int = 64 << 20) -> 
 
 
 def norm_thresholds(values: Array) -> tuple[float, ...]:
-    """Return norms of two digits at percentiles of those of rows [n, dim]; zeros and what is not finite do not count."""
+    """Return norms of two digits at percentiles of those of rows [n, dim]; zeros and what is not finite
+    do not count."""
     norms: Any = row_norms(values, "l2").astype(np.float64)
     norms = norms[np.isfinite(norms) & (norms > 0)]
     if not len(norms):

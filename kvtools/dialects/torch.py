@@ -10,6 +10,7 @@ import math
 import struct
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ NAME = "torch"
 _INDEX = "pytorch_model.bin.index.json"
 _DESCRIPTION = "extra/kvtools.json"
 _DEEPEST = 32
-_MOST = 1_000_000
+_MOST = 200_000
 _STATE = "state"  # what an optimizer's state dict calls its tensors, by parameter
 _FLAT = ("dev", "uvm", "uvm", "host")  # FBGEMM: where a table lies, by its placement
 
@@ -197,10 +198,10 @@ def _flattened(saved: Any, doing: str) -> tuple[dict[Place, Tensor], dict[Place,
         return {("tensor",): saved}, {}
     tensors: dict[Place, Tensor] = {}
     names_of: dict[Place, list[str]] = {}
-    left: list[tuple[Place, dict[Any, Any]]] = [((), saved)] if isinstance(saved, dict) else []
+    left: deque[tuple[Place, dict[Any, Any]]] = deque([((), saved)] if isinstance(saved, dict) else [])
     seen = 0
     while left:
-        place, items = left.pop(0)
+        place, items = left.popleft()
         for key, item in items.items():
             seen += 1
             if seen > _MOST or len(place) > _DEEPEST:
