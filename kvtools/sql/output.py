@@ -30,12 +30,13 @@ def check_format(target: Path) -> None:
         )
 
 
-def write_result(result: QueryResult, target: Path, *, force: bool = False) -> int:
+def write_result(result: QueryResult, target: Path, *, force: bool = False, dry_run: bool = False) -> int:
     """Write the answer to a query to a file, of the format that its name says, and return how many rows it has.
 
     Parquet keeps types: vectors are fixed_size_list. In comma-separated values a vector is a column for each number,
     `value.0`, `value.1`, ..., and NULL is nothing. JSON lines have an object for each row. NaN and infinities are
-    written "NaN", "Infinity" and "-Infinity" in both. Columns of the same name are numbered.
+    written "NaN", "Infinity" and "-Infinity" in both. Columns of the same name are numbered. With `dry_run` it goes to
+    a temporary file, which is dropped.
 
     Raises:
         UsageError: the name tells no format, or a column has a type that the format has not.
@@ -43,7 +44,7 @@ def write_result(result: QueryResult, target: Path, *, force: bool = False) -> i
         KvtoolsError: whatever the query fails with; the file is not there then.
     """
     check_format(target)
-    with replace_files(target, force=force) as staging, staging.open("wb") as file:
+    with replace_files(target, force=force, dry_run=dry_run) as staging, staging.open("wb") as file:
         return _WRITERS[target.suffix.lower()](result, file)
 
 
