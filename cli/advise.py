@@ -15,6 +15,7 @@ from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
+    DryRun,
     Force,
     Memory,
     Source,
@@ -25,11 +26,15 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.simulate import LogColumns, TimeColumn
-from kvtools.cli.terminal import prose
+from kvtools.cli.terminal import display_width, prose, width
 from kvtools.clip_policy import version_unit_of
 from kvtools.errors import UsageError
 from kvtools.id_log import open_log
 from kvtools.replace_output import check_free, replace_files
+
+
+_WORTH_SAYING = 0.2
+"""Of lookups: what loses more is tried, told in JSON, and not printed."""
 
 
 def run(
@@ -78,6 +83,7 @@ def run(
     source: Source,
     memory: Memory = DEFAULT_MEMORY,
     force: Force = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what would save the most bytes of each table, what it costs, and how to do it.
@@ -92,8 +98,8 @@ def run(
       kvtools advise model.ckpt-100
       kvtools advise model.ckpt-100 --budget 2GiB --output policy.toml
       kvtools advise model.ckpt-100 --for training --max-loss 0.001 --details
-      kvtools advise model.ckpt-100 --log ids.csv --column user_id=user_emb
-      kvtools advise towers.ckpt --log clicks.parquet --labels clicked --scorer dot
+      kvtools advise model.ckpt-100 --log ids.parquet --column user_id=user_emb
+      kvtools advise model.ckpt-100 --log ids.parquet --labels clicked --scorer rank:score
     """
     if goal not in ("serving", "training"):
         raise UsageError(f"advising on '{path}': got --for {goal}, expected serving or training")
@@ -128,22 +134,22 @@ def run(
             progress=progress,
         )
     if output is not None:
-        with replace_files(output, force=force) as file:
+        with replace_files(output, force=force, dry_run=dry_run) as file:
             file.write_text(advice.policy_text(), "utf-8")
     if as_json:
         record = described(advice)
         record |= {"policy": str(output) if output else None, "command": advice.command(str(output or "policy.toml"))}
-        print(dumps(record))
+        print(dumps({**record, "dry_run": dry_run}))
         return
     print_advice(advice, str(path), details=details)
     if output is not None:
-        print(f"wrote {output}")
+        print(f"nothing was written; {output} would be" if dry_run else f"wrote {output}")
     if advice.empty:
         print(prose("nothing to do within this loss and this error; see --max-loss, --max-error and --details"))
         return
     if output is None:
         print("--output policy.toml writes this policy; then do it:")
-    print(advice.command(str(output or "policy.toml")))
+    print(_in_width(advice.command(str(output or "policy.toml"))))
 
 
 def print_advice(advice: Advice, path: str, *, details: bool) -> None:
@@ -182,6 +188,15 @@ def print_advice(advice: Advice, path: str, *, details: bool) -> None:
         _print_measures(advice)
 
 
+def _in_width(command: str) -> str:
+    """Return a command in lines of the terminal's width, as a shell takes them."""
+    room = width()
+    if room is None or display_width(command) <= room:
+        return command
+    before, policy, after = command.rpartition(" --policy ")
+    return f"{before} \\\n  {policy.strip()} {after}"
+
+
 def _told(table: TableAdvice) -> list[str]:
     known = {"now", "version-unit"}
     told = []
@@ -199,7 +214,7 @@ def _print_measures(advice: Advice) -> None:
     rows = [
         [
             shown(table.table),
-            f"{'*' if measure.advised else ' '} {measure.line}",
+            measure.line + (" *" if measure.advised else ""),
             f"{measure.rows:,}" if measure.rows else "",
             size(measure.bytes),
             _percent(measure.lookups),
@@ -208,9 +223,10 @@ def _print_measures(advice: Advice) -> None:
         ]
         for table in advice.tables
         for measure in table.measures
+        if measure.advised or (measure.lookups or 0) <= _WORTH_SAYING
     ]
-    header = ["table", "  measure, alone", "rows", "saves", "lookups lost", "error", "cosine"]
-    print(columns(header, rows, right=frozenset({2, 3, 4, 5, 6}), spare=(6,)))
+    header = ["table", "measure, alone", "rows", "saves", "lookups lost", "error", "cosine"]
+    print(columns(header, rows, right=frozenset({2, 3, 4, 5, 6})))
     print(prose("* advised; error and cosine are of the rows, or of a sample of them; admission saves in training"))
     print()
 

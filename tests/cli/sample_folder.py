@@ -57,6 +57,17 @@ def model(
     write_tables(made, prefix, "tfplugin", beside=kvtools.open(DATA / "sample"), parts=2)
 
 
+POLICY = """\
+[[tables]]
+name = "user_emb"
+min-freq = 100
+dtype = "int8"
+max-capacity = 20
+eviction = "lfu"
+admission = { count = 2 }
+"""
+
+
 def _checkpoint(name: str, **more: object) -> Callable[[Path], None]:
     return lambda folder: model(folder / name, **more)  # type: ignore[arg-type]
 
@@ -124,21 +135,6 @@ def _of_model(*arguments: str) -> Callable[[Path], None]:
     return make
 
 
-def _log(folder: Path) -> None:
-    """Write ids that were looked up, as columns by the tables' names and by others; the same as ids.csv."""
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    rng = np.random.default_rng(1)
-    ids = {name: rng.geometric(0.1, 200) - 4 for name in ("user_emb", "item_emb")}
-    clicked = (ids["user_emb"] < 4).astype(np.int8)
-    pa.parquet.write_table(pa.table({**ids, "clicked": clicked}), folder / "ids.parquet")
-    towers = {"users": ids["user_emb"], "items": ids["item_emb"], "clicked": clicked}
-    pa.parquet.write_table(pa.table(towers), folder / "clicks.parquet")
-    pa.csv.write_csv(pa.table({"user_id": ids["user_emb"]}), folder / "ids.csv")
-
-
 def _damaged(folder: Path) -> None:
     """Write a checkpoint of which a byte of a table's rows has changed."""
     model(folder / "damaged.ckpt-100")
@@ -150,6 +146,17 @@ def _damaged(folder: Path) -> None:
 
 def _text(name: str, text: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_text(text) and None
+
+
+def _log(folder: Path) -> None:
+    """Write a log of 500 examples, whose ids are seldom the larger ones."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rng = np.random.default_rng(5)
+    users, items = (rng.zipf(1.4, 500) % 60 - 3 for _ in range(2))
+    columns = {"user_emb": users, "item_emb": items, "user_id": users[::-1].copy(), "clicked": rng.random(500) < 0.3}
+    parquet.write_table(pyarrow.table({**columns, "timestamp": MOMENT + np.arange(500)}), folder / "ids.parquet")
 
 
 def _numbers(name: str, numbers: list[int]) -> Callable[[Path], None]:
@@ -180,26 +187,13 @@ PIECES: dict[str, Callable[[Path], None]] = {
     "clicks.tsv": _text("clicks.tsv", "17\tad\n-3\tad\n"),
     "banned.tsv": _text("banned.tsv", "17\tbot\n"),
     "query.npy": lambda folder: np.save(folder / "query.npy", np.ones(4, np.float32)),
-    "ids.parquet": _log,
-    "ids.csv": _log,
-    "clicks.parquet": _log,
     "damaged.ckpt-100": _damaged,
     "sok_dump": lambda folder: shutil.copytree(DATA / "sok", folder / "sok_dump") and None,
-    "policy.toml": _text(
-        "policy.toml",
-        """[[tables]]
-name = "user_emb"
-max-capacity = 20
-eviction = "lfu"
-admission = { count = 2 }
-dtype = "int8"
-
-[[tables]]
-name = "*"
-expire-after = 100
-""",
-    ),
     "thresholds.toml": _text("thresholds.toml", '[[tables]]\nname = "*"\nmin-freq = 2\n'),
+    "policy.toml": _text("policy.toml", POLICY),
+    "ids.csv": _text("ids.csv", "user_id\n17\n-3\n17\n"),
+    "ids.parquet": _log,
+    "rank:score": _text("rank.py", "def score(rows):\n    return sum(row.sum(axis=1) for row in rows.values())\n"),
 }
 """What makes each file or folder, in the folder that it is given."""
 
