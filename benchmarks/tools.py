@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import many_tables
+import queries
 from machine import file_name, machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -216,7 +217,7 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {entry['side']} | {entry['to']} | {what} | {entry['ratio']:.2f} | ≥ {entry['at_least']:g} | {reached} |"
         )
-    return "\n".join([*lines, "", many_tables.markdown(result["many_tables"])])
+    return "\n".join([*lines, "", queries.markdown(result["queries"]), many_tables.markdown(result["many_tables"])])
 
 
 def main() -> None:
@@ -240,6 +241,7 @@ def main() -> None:
         "rounds": args.rounds,
         "machine": on,
         **measure(args.gigabytes, args.rounds, say),
+        "queries": queries.measure((args.gigabytes / 10, args.gigabytes), args.rounds, say),
         "many_tables": many_tables.measure(say),
     }
     output = args.output or ROOT / "benchmarks" / "results"

@@ -153,8 +153,8 @@ def test_a_damaged_table_is_told_of_when_it_is_asked_for(sample_path: Path, caps
     bytes_of = np.float32([9, 9.125, 9.25, 9.375]).tobytes()
     assert data.read_bytes().count(bytes_of) == 1
     data.write_bytes(data.read_bytes().replace(bytes_of, bytes_of[::-1]))
-    assert said(capsys, sample_path, 'select count(*) as n from "ads/emb"') == "n\n11\n"
-    assert said(capsys, sample_path, "select count(*) as n from user_emb where norm > 0") == "n\n5\n"
+    assert said(capsys, sample_path, 'select count(*) as n from "ads/emb"').split() == ["n", "11"]
+    assert said(capsys, sample_path, "select count(*) as n from user_emb where norm > 0").split() == ["n", "5"]
     assert "checksum mismatch" in said(capsys, sample_path, 'select sum(value[1]) from "ads/emb"', status=1)
 
 
