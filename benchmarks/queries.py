@@ -1,6 +1,6 @@
 """`kvtools sql` on a checkpoint, beside DuckDB on the same rows in a Parquet file, at two sizes.
 
-Part of ``make bench-tools``; ``python benchmarks/queries.py [GIGABYTES...]`` runs it alone. Each side is a process of its
+Part of ``make bench-tools``; ``python benchmarks/queries.py [GIGABYTES...]`` runs it alone. Each side is a process of
 own, start-up and all, that prints what the query counts: the same on both. The Parquet file has row groups of 122,880
 rows and pyarrow's usual compression, as DuckDB likes them. Files are in the page cache; a round lets each side run once.
 """
