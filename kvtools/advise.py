@@ -350,7 +350,9 @@ def _plan(
     if survey.not_finite:
         notes.append(f"{survey.not_finite:,} rows have a NaN or an infinity: int8 and int4 do not hold them")
     if schema.has_versions and unit == "unknown":
-        notes.append("nothing says what its versions count, so ages were not tried: --version-unit seconds, days or steps")
+        notes.append(
+            "nothing says what its versions count, so ages were not tried: --version-unit seconds, days or steps"
+        )
     if not survey.lookups:
         survey = dataclasses.replace(survey, lookups=None)
     cuts = survey.cuts()
@@ -439,7 +441,9 @@ def _measures(
         if rows and lookups:
             line = f"admission = {{ count = {least} }}"
             saved = rows * row_bytes(schema)
-            found.append(Measure(line, "training", rows, saved, waited[least] / lookups, advised=least == plan.admission))
+            found.append(
+                Measure(line, "training", rows, saved, waited[least] / lookups, advised=least == plan.admission)
+            )
     return found
 
 
