@@ -1,9 +1,9 @@
 """Rows that are asked for: `get` of 500,000 keys to CSV, and `top` and `neighbours` beside NumPy on arrays in memory.
 
-Part of ``make bench-tools``; ``python benchmarks/asked_rows.py`` runs it alone. The tables are TensorFlow bundles in the page
-cache, four parts, of two sizes. `top` and `neighbours` are functions of one process, which read the table each time, with
-its checksums; NumPy has the same rows in arrays, and checks nothing. `get` is the command, from its start to its end; its
-rate is of the time beyond that of a `get` of one row from a small table: start, imports and end.
+Part of ``make bench-tools``; ``python benchmarks/asked_rows.py`` runs it alone. The tables are TensorFlow bundles in
+the page cache, four parts, of two sizes. `top` and `neighbours` are functions of one process, which read the table each
+time, with its checksums; NumPy has the same rows in arrays, and checks nothing. `get` is the command, from its start to
+its end; its rate is of the time beyond that of a `get` of one row from a small table: start, imports and end.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _median(work: Callable[[], Any]) -> float:
 
 def _csv(path: Path, rows: int, say: Callable[[str], None]) -> dict[str, float]:
     _, keys, _, _ = _table(path, rows, CSV_DIM)
-    small, small_keys, _, _ = _table(path.parent / "small", 100, CSV_DIM)
+    _, small_keys, _, _ = _table(path.parent / f"{path.name}-small", 100, CSV_DIM)
     np.save(path.parent / "keys.npy", np.random.default_rng(0).choice(keys, CSV_ROWS, replace=False))
     np.save(path.parent / "one.npy", small_keys[:1])
 
@@ -115,12 +115,11 @@ def _csv(path: Path, rows: int, say: Callable[[str], None]) -> dict[str, float]:
 
     whole, start = (
         _median(lambda: command(path, "keys.npy")),
-        _median(lambda: command(path.parent / "small", "one.npy")),
+        _median(lambda: command(path.parent / f"{path.name}-small", "one.npy")),
     )
     rate = CSV_ROWS / max(whole - start, 1e-9)
-    say(
-        f"  get of {CSV_ROWS:,} from {rows:,} rows to CSV: {whole:.2f} s, start {start:.2f} s, {rate / 1e6:.2f} M rows/s"
-    )
+    took = f"{whole:.2f} s, start {start:.2f} s, {rate / 1e6:.2f} M rows/s"
+    say(f"  get of {CSV_ROWS:,} from {rows:,} rows to CSV: {took}")
     return {"seconds": whole, "start": start, "rows_per_second": rate}
 
 
@@ -129,8 +128,8 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         "## Rows that are asked for",
         "",
-        f"float32 rows of {result['dim']}; NumPy has the rows in arrays in memory, kvtools reads the table from the page cache and"
-        " checks it against its checksums.",
+        f"float32 rows of {result['dim']}; NumPy has the rows in arrays in memory, kvtools reads the table from the"
+        " page cache and checks it against its checksums.",
         "",
         "| | rows | kvtools, s | NumPy, s | ratio |",
         "|---|---|---|---|---|",
@@ -141,8 +140,8 @@ def markdown(result: dict[str, Any]) -> str:
             lines.append(f"| {name} | {rows} | {took['kvtools']:.3f} | {took['numpy']:.3f} | {ratio:.2f} |")
     lines += [
         "",
-        f"`kvtools get` of {result['csv_rows']:,} keys to CSV, rows of {result['csv_dim']}; asked: {CSV_ASKED / 1e6:g} M rows/s beyond"
-        " the start.",
+        f"`kvtools get` of {result['csv_rows']:,} keys to CSV, rows of {result['csv_dim']}; asked: {CSV_ASKED / 1e6:g}"
+        " M rows/s beyond the start.",
         "",
         "| table | seconds | of these start | M rows/s | reached |",
         "|---|---|---|---|---|",

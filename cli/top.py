@@ -92,10 +92,10 @@ def run(
         written = [ChosenRows(reader, top.rows) for reader, top in zip(tables, tops, strict=True)]
         forms.write([one for one in written if one.rows] or written, target, memory)
     else:
-        rows = _rows(tables, tops, choice, by, bytes_of(memory))
+        found = _rows(tables, tops, choice, by, bytes_of(memory))
         if first is not None:
-            rows = _in_order(rows, tables, [of for of, _ in first])
-        print_rows(rows, forms, choice, tables[0] if tables else None, by=by)
+            found = _in_order(found, tables, [of for of, _ in first])
+        print_rows(found, forms, choice, tables[0] if tables else None, by=by)
     if not any(len(top.rows) for top in tops):
         raise typer.Exit(CheckFailedError.exit_code)
 
