@@ -28,6 +28,8 @@ DIALECTS = {
     "arrow": "",
     "deeprec": "",
     "hdf5": ".h5",
+    "hugectr": "",
+    "huggingface": "",
     "npz": ".npz",
     "parquet": "",
     "safetensors": ".safetensors",
@@ -37,6 +39,7 @@ DIALECTS = {
     "tfplus": "",
     "tfra": "",
     "tfra_files": "",
+    "torch": ".pt",
 }
 """The dialects that are written to a disk, and how their outputs' names end."""
 

@@ -10,12 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from kvtools.cast import ColumnCost, cast
-from kvtools.cast_rows import cast_rows
+from kvtools.cast_rows import cast_by_policy, cast_rows
 from kvtools.cli.account import print_account
+from kvtools.cli.clip_options import describe, describe_budget, print_budget, print_choices, warn_unmatched
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import AsJson, Output, OutputPath, Source, SourcePath, Tables, To
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.rounding import print_roundings
+from kvtools.clip_policy import read_policy
 from kvtools.errors import UsageError
 from kvtools.field_names import field_of
 from kvtools.narrow_rows import cosine_warning
@@ -49,6 +51,10 @@ def run(
             help="Rows of floating-point numbers as float16, bfloat16, int8 or int4, for lookups.",
         ),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="FILE", help="What rows become by table, and which to cut first, in TOML."),
+    ] = None,
     to: To = None,
     table: Tables = None,
     output: Output,
@@ -59,7 +65,8 @@ def run(
 
     --dtype makes rows smaller for lookups: int8 and int4 have an offset and a scale for each row, tables of integers
     stay as they are, and errors and cosines are told. Optimizer slots keep their type, where OUT does not have one type
-    for values and slots; then what they lose is told, too.
+    for values and slots; then what they lose is told, too. --policy says it by table, in a file that `kvtools clip` and
+    `kvtools export` take, too: rows that it cuts are left out first.
 
     Numbers are rounded to nearest, ties to even. The largest rounding error, and how many numbers became
     infinite or zero, are told for each column. A key that the new type does not hold is an error. OUT
@@ -71,37 +78,46 @@ def run(
       kvtools cast model.ckpt-100 half.h5 --to-value-dtype float16 --to-slot-dtype float32 --to hdf5
       kvtools cast model.ckpt-100 model.ckpt-100 --to-key-dtype int64 --table user_emb --force
       kvtools cast model.ckpt-100 small.kvsnap --dtype int4 --to snapshot
+      kvtools cast model.ckpt-100 small.kvsnap --policy policy.toml --to snapshot
     """
     checkpoint = source.open(path, output.memory)
     options = output.options()
-    if dtype is not None:
+    if dtype is not None or policy is not None:
         if to_value_dtype or to_slot_dtype or to_key_dtype:
+            which = f"--dtype {dtype}" if dtype is not None else f"--policy {policy}"
             raise UsageError(
-                f"casting '{path}': got --dtype {dtype} and another type; --dtype is for rows that are looked up, cast"
-                " in two steps"
+                f"casting '{path}': got {which} and another type; it is for rows that are looked up, cast in two steps"
             )
+        how: dict[str, Any] = {"to": to, "tables": table or (), "options": options, "workers": output.workers}
+        told: dict[str, Any] = {}
         with progress_bar("casting") as progress:
-            account, losses, slot_costs = cast_rows(
-                checkpoint,
-                out,
-                dtype,
-                to=to,
-                tables=table or (),
-                options=options,
-                workers=output.workers,
-                progress=progress,
-            )
+            if policy is None:
+                assert dtype is not None
+                account, losses, slot_costs = cast_rows(checkpoint, out, dtype, progress=progress, **how)
+            else:
+                rules = read_policy(policy)
+                warn_unmatched(rules, [*checkpoint.tables], policy)
+                done = cast_by_policy(checkpoint, out, rules, dtype=dtype, progress=progress, **how)
+                account, losses, slot_costs = done.account, done.losses, done.slot_costs
+                told = {"clipped": [describe(choice) for choice in done.choices], **describe_budget(done.order)}
+        if policy is not None and not as_json and done.choices:
+            print_choices(done.choices)
+            print_budget(done.order)
+            print()
+        becomes = {name: dtype or rules.dtypes([name])[name] for name in losses}
         for name, loss in losses.items():
-            warning = cosine_warning(name, dtype, loss)
+            warning = cosine_warning(name, becomes[name], loss)
             if warning:
                 print(f"kvtools: warning: {warning}", file=sys.stderr)
         if not as_json:
-            print_roundings([(name, dtype, loss) for name, loss in losses.items()])
+            print_roundings([(name, becomes[name], loss) for name, loss in losses.items()])
             if slot_costs:
                 _print_costs(slot_costs)
         of_tables = {name: dataclasses.asdict(loss) for name, loss in losses.items()}
         of_slots = {name: _described(costs) for name, costs in slot_costs.items()}
-        print_account(account, as_json=as_json, planned=output.dry_run, roundings=of_tables, casts=of_slots)
+        whole = not told.get("clipped")
+        told |= {"roundings": of_tables, "casts": of_slots}
+        print_account(account, as_json=as_json, planned=output.dry_run, whole=whole, **told)
         return
     with progress_bar("casting") as progress:
         account, costs = cast(

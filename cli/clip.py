@@ -92,10 +92,15 @@ def run(
             workers=output.workers,
             progress=progress,
         )
+    dtypes = policy.dtypes([choice.table for choice in choices])
     order = budget_order(policy, [checkpoint.tables[choice.table].schema for choice in choices])
     if not as_json:
         print_choices(choices)
         print_budget(order)
+    if dtypes and not as_json:
+        print(
+            f"note: the dtype of {len(dtypes)} tables in '{clipping.policy}' is for `kvtools cast` and `kvtools export`"
+        )
     described = [describe(choice) for choice in choices]
     if output.dry_run or out is None:
         if as_json:

@@ -218,6 +218,9 @@ def run(
     policy = clipping.policy_of(str(path), clip_abs, clip_l2, keep_keys, drop_keys, ("--keep-keys", "--drop-keys"))
     checkpoint = source.open_for(table or [], path, memory)
     warn_unmatched(policy, [*checkpoint.tables], clipping.policy)
+    dtypes = policy.dtypes([*checkpoint.tables])
+    if dtype is not None and dtypes:
+        raise UsageError(f"exporting: got --dtype {dtype}, and a dtype in '{clipping.policy}'; expected one of them")
     if dry_run and named != Path():
         if snapshot is not None:
             check_output(old.output, SNAPSHOT, force=force)
@@ -227,7 +230,7 @@ def run(
         "tables": table or (),
         "policy": policy,
         "keep_zeros": keep_zeros,
-        "dtype": dtype,
+        "dtype": dtype or dtypes or None,
         "memory": bytes_of(memory),
     }
     tensors_of = {"input": inputs, "output": outputs, "feed": feed}

@@ -1,8 +1,8 @@
 """How well scores tell clicks from the rest, with tables as they are and as they would be.
 
-A scorer is `dot`, the sum of the dot products of all pairs of features' rows, or a Python callable `module:function`. It
-is given a float32 [n, dim] for each feature, and gives n scores. The row of a feature with several ids is their mean;
-a key without a row counts as zeros, which is what it gives where it is served.
+A scorer is `dot`, the sum of the dot products of all pairs of features' rows, or a Python callable `module:function`.
+It is given a float32 [n, dim] for each feature, and gives n scores. The row of a feature with several ids is their
+mean; a key without a row counts as zeros, which is what it gives where it is served.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def dot_products(rows: Mapping[str, Array]) -> Array:
     if len(rows) < 2 or len(set(widths.values())) > 1:
         told = ", ".join(f"'{name}' of {width} numbers" for name, width in widths.items())
         raise UsageError(
-            f"scoring: --scorer dot multiplies the rows of two features or more, all as wide; the log has {told}; write a"
+            f"scoring: --scorer dot multiplies the rows of two features or more, all as wide; the log has"
+            f" {told}; write a"
             " function, and name it as module:function"
         )
     total = np.sum(list(rows.values()), axis=0)
@@ -141,7 +142,8 @@ class Scores:
                 raise BadInputError(f"scoring: the scorer failed: {type(error).__name__}: {error}") from error
             if given.shape != (batch.examples,) or not np.isfinite(given).all():
                 raise BadInputError(
-                    f"scoring: the scorer gave shape {list(given.shape)} for {batch.examples} examples, expected a finite"
+                    f"scoring: the scorer gave shape {list(given.shape)} for {batch.examples} examples, expected a"
+                    f" finite"
                     " number for each"
                 )
             scores.append(given)
@@ -159,7 +161,8 @@ class Scores:
 
 
 def area_under_curve(labels: Array, scores: Array) -> float:
-    """Return the probability that one of the true labels [n] has a higher score than one of the others; ties are halves.
+    """Return the probability that one of the true labels [n] has a higher score than one of the others; ties are
+    halves.
 
     >>> area_under_curve(np.array([True, False, True]), np.array([3.0, 2.0, 2.0]))
     0.75

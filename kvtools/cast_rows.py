@@ -5,22 +5,38 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvtools.cast import ColumnCost
+from kvtools.clip import Choice
+from kvtools.clip_policy import BudgetOrder, Policy, budget_order, choose_all
 from kvtools.dialects import savedmodel, snapshot
 from kvtools.dialects.chunk import KEYS_AND_VALUES
 from kvtools.dialects.detect import dialect_named
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import Progress
+from kvtools.dialects.schema import TableSchema, numpy_dtype, row_bytes
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, check_saved_model, choose_for_saved_model, export_saved_model, left_out
 from kvtools.migrate import EVERY_ROW, EVERY_ROW_READ, Account, TableAccount, write_tables
-from kvtools.narrow_rows import NarrowTable, check_dtypes, dtype_notes, dtype_of
+from kvtools.narrow_rows import NarrowTable, bytes_of_values, check_dtypes, dtype_notes, dtype_of
 from kvtools.quantized_rows import QUANTIZED, Rounding, bytes_of_row, inexact
 from kvtools.table_view import MaskedTable, changed_tables
+
+
+@dataclass(frozen=True)
+class CastByPolicy:
+    """What a cast by a policy did: the account, what rows and slots lost (see `cast_rows`), which rows were cut, and by
+    what a budget compared them."""
+
+    account: Account
+    losses: dict[str, Rounding]
+    slot_costs: dict[str, list[ColumnCost]]
+    choices: list[Choice]
+    order: BudgetOrder | None
 
 
 def cast_rows(
@@ -110,6 +126,84 @@ def cast_rows(
     losses = {name: table.rounding for name, table in narrow.items()}
     costs = {name: table.cost for name, table in narrow.items() if table.cost}
     return dataclasses.replace(account, tables=told), {name: loss for name, loss in losses.items() if loss}, costs
+
+
+def cast_by_policy(
+    checkpoint: Checkpoint,
+    output: str | os.PathLike[str],
+    policy: Policy,
+    *,
+    dtype: str | None = None,
+    to: str | None = None,
+    tables: Sequence[str] = (),
+    options: WriteOptions | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> CastByPolicy:
+    """Leave out the rows that a policy cuts, and write the others in the type that it says for their table.
+
+    Args:
+        checkpoint, output, to, tables, options, workers, progress: as for `cast_rows`.
+        policy: what rows must pass, and what those of each table become.
+        dtype: what the rows of all tables become, where the policy says of none.
+
+    Raises:
+        UsageError: neither says what rows become, or both do; and as of `cast_rows`.
+        BadInputError: a criterion asks for frequencies or versions of a table that has none; and as of `cast_rows`.
+
+    Example:
+        ```python
+        done = cast_by_policy(kvtools.open("model.ckpt-100"), "small.kvsnap", read_policy("policy.toml"), to="snapshot")
+        print([(choice.table, choice.cut) for choice in done.choices])
+        ```
+    """
+    doing = f"casting '{checkpoint.path}'"
+    names = [table.schema.name for table in checkpoint.select(tables)]
+    dtypes = policy.dtypes(names)
+    if dtype is not None:
+        if dtypes:
+            raise UsageError(f"{doing}: got --dtype {dtype}, and a dtype in the policy; expected one of them")
+        dtypes = dict.fromkeys(names, dtype)
+    if not dtypes:
+        raise UsageError(
+            f"{doing}: its policy says of no table what rows become, expected dtype in an entry of [[tables]] that"
+            " matches one; `kvtools clip` cuts rows alone"
+        )
+    check_dtypes(doing, dtypes)
+    options = options or WriteOptions()
+    choices = []
+    if not policy.empty:
+        choices = choose_all(
+            checkpoint,
+            policy,
+            tables=tables,
+            size=lambda schema: (
+                row_bytes(schema) - row_bytes(schema, KEYS_AND_VALUES) + _looked_up_bytes(schema, dtypes)
+            ),
+            memory=options.memory,
+            workers=workers,
+            progress=progress,
+        )
+    masks = {choice.table: choice.mask for choice in choices}
+    kept = {
+        name: MaskedTable(table, masks[name]) if name in masks else table for name, table in checkpoint.tables.items()
+    }
+    account, losses, costs = cast_rows(
+        dataclasses.replace(checkpoint, tables=kept),
+        output,
+        dtypes,
+        to=to,
+        tables=tables,
+        options=options,
+        workers=workers,
+        progress=progress,
+    )
+    return CastByPolicy(account, losses, costs, choices, budget_order(policy, [kept[name].schema for name in names]))
+
+
+def _looked_up_bytes(schema: TableSchema, dtypes: Mapping[str, str]) -> int:
+    """Return the bytes of the key and the values of a row where they go."""
+    return numpy_dtype(schema.key_dtype).itemsize + bytes_of_values(schema, dtypes)
 
 
 def _saved(table: NarrowTable | None) -> int:

@@ -30,7 +30,7 @@ import fnmatch
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -84,7 +84,7 @@ class Rule:
     patterns: tuple[str, ...]
     criteria: Criteria
     dtype: str | None = None
-    training: TrainingPolicy = TrainingPolicy()
+    training: TrainingPolicy = field(default_factory=TrainingPolicy)
 
     def matches(self, table: str) -> bool:
         """Tell whether this is a rule for `table`."""

@@ -19,7 +19,7 @@ from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError
 from kvtools.export import TableExport, left_out, signature_names
 from kvtools.migrate import check_output, write_tables
-from kvtools.narrow_rows import NarrowTable, bytes_of_values, check_dtypes, dtype_notes, dtype_of
+from kvtools.narrow_rows import Dtypes, NarrowTable, bytes_of_values, check_dtypes, dtype_notes, dtype_of
 from kvtools.snapshot import Snapshot
 from kvtools.table_view import MaskedTable, TableView
 
@@ -31,7 +31,7 @@ def export_snapshot(
     tables: Sequence[str] = (),
     policy: Policy | None = None,
     keep_zeros: bool = False,
-    dtype: str | None = None,
+    dtype: Dtypes = None,
     metadata: Mapping[str, Any] | None = None,
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
@@ -48,8 +48,9 @@ def export_snapshot(
         tables: the tables' names; all if empty.
         policy: which rows to leave out.
         keep_zeros: keep rows of zeros alone; they are what a missing key gives, and left out otherwise.
-        dtype: what rows of floating-point numbers become: one of `kvtools.narrow_rows.DTYPES`, "int8" and "int4" with
-            an offset and a scale for each row; as they are if None, and where they are integers.
+        dtype: what rows of floating-point numbers become, of all tables or by their names: one of
+            `kvtools.narrow_rows.DTYPES`, "int8" and "int4" with an offset and a scale for each row; as they are if
+            None, and where they are integers.
         metadata: what else to record of each table.
         force: replace a file that is there.
         memory: how many bytes of rows to hold; more go through the disk.
@@ -130,7 +131,7 @@ def choose_for_snapshot(
     tables: Sequence[str] = (),
     policy: Policy | None = None,
     keep_zeros: bool = False,
-    dtype: str | None = None,
+    dtype: Dtypes = None,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
 ) -> list[Choice]:

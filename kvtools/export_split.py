@@ -38,6 +38,7 @@ from kvtools.export_model import ModelExport, TrainedModel, copy_assets, copy_re
 from kvtools.export_snapshot import choose_for_snapshot, export_snapshot
 from kvtools.meta_file import TrainedGraph
 from kvtools.model_requests import Request
+from kvtools.narrow_rows import Dtypes
 from kvtools.partition import owners
 from kvtools.replace_output import check_apart, check_replaceable, replace_folder
 from kvtools.snapshot import Snapshot
@@ -53,7 +54,7 @@ def export_split(
     *,
     policy: Policy | None = None,
     keep_zeros: bool = False,
-    dtype: str | None = None,
+    dtype: Dtypes = None,
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
@@ -173,7 +174,7 @@ def choose_for_split(
     *,
     policy: Policy | None = None,
     keep_zeros: bool = False,
-    dtype: str | None = None,
+    dtype: Dtypes = None,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
     graph: TrainedGraph | None = None,

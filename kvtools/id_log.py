@@ -1,8 +1,8 @@
 """Logs of the ids that a model looked up: read a batch of examples at a time, never whole.
 
-    Parquet, CSV (or TSV)   a row for each example: a column for each feature, of integers or (Parquet) lists of them; or,
+    Parquet, CSV (or TSV)   a row for each example: a column for each feature, of integers or (Parquet) lists; or
                             where there are columns `table` and `key`, a row for each lookup
-    .npy                    integers [n] or [n, k]: a row for each example, all of one table; or a structured array, whose
+    .npy                    integers [n] or [n, k]: a row for each example, all of one table; or an array whose
                             fields are columns
 
 A folder is the Parquet files in it, by name. A row without an id (a null, an empty cell) looks nothing up. Times are
@@ -38,7 +38,7 @@ _LISTS = ("List(", "LargeList(", "FixedSizeList(", "ListView(", "LargeListView("
 
 @dataclass(frozen=True)
 class Ids:
-    """The ids of one feature in some examples: integers [n] in order, and how many each example has; one each if None."""
+    """The ids of one feature in some examples: integers [n] in order, and how many each has; one each if None."""
 
     keys: Array
     lengths: Array | None = None
@@ -252,7 +252,8 @@ def _checked_times(times: Array, doing: str, column: str) -> Array:
     if len(times) and not (times.min() >= 0 and times.max() < _LAST_SECOND):
         wrong = times.max() if times.max() >= _LAST_SECOND else times.min()
         raise BadInputError(
-            f"{doing}: column '{column}' has the time {wrong:.0f}, expected Unix seconds; milliseconds and the like are to"
+            f"{doing}: column '{column}' has the time {wrong:.0f}, expected Unix seconds; milliseconds and the"
+            f" like are to"
             " be Arrow timestamps"
         )
     return times
@@ -556,7 +557,8 @@ def features_of_tables(log: IdLog, wanted: Sequence[str], tables: Sequence[str] 
             raise UsageError(f"reading the log '{log.path}': got --column {text}, expected COLUMN=TABLE")
         if log.of_lookups:
             raise UsageError(
-                f"reading the log '{log.path}': got --column {text}, and its rows say themselves which table they are of"
+                f"reading the log '{log.path}': got --column {text}, and its rows say themselves which table they"
+                f" are of"
             )
         check_table(log, table, tables)
         found[log.feature(column)] = table

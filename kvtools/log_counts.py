@@ -105,7 +105,8 @@ def columns_of_tables(log: IdLog, tables: Mapping[str, TableReader], columns: Se
         )
     if not found and not log.of_lookups:
         raise UsageError(
-            f"reading the log '{log.path}': none of its columns ({', '.join(map(repr, log.features[:8])) or 'none'}) has the"
+            f"reading the log '{log.path}': none of its columns"
+            f" ({', '.join(map(repr, log.features[:8])) or 'none'}) has the"
             f" name of a table ({', '.join(map(repr, list(tables)[:8]))}); say --column COLUMN=TABLE"
         )
     return found

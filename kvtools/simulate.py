@@ -1,8 +1,8 @@
 """What the policies of training would do to a log of ids: rows, bytes and hits over time, before a run uses them.
 
-The log is fed to the table engine itself, with rows of one number: a batch is looked up as training does it, and updated
-as an optimizer does it. So evictions, admission and ages are those of training, to the row. Bytes are counted for rows
-as wide as training's.
+The log is fed to the table engine itself, with rows of one number: a batch is looked up as training does it, and
+updated as an optimizer does it. So evictions, admission and ages are those of training, to the row. Bytes are counted
+for rows as wide as training's.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class TableRun:
-    """What became of a table: `keys` are how many different ones the log has; of rows and bytes also the most there were.
+    """What became of a table: `keys` are how many different ones the log has; of rows and bytes also the most there
+    were.
 
     `stale` rows of those at the end are past their age: no lookup finds them, and nothing has collected them yet.
     """
@@ -131,8 +132,8 @@ class SimulatedTable:
         name: of the table, for messages.
         training: its policies.
         row: what its rows are in training.
-        clock: uint64 [1], the microseconds since 1970, which the caller sets before each step; None where the log has no
-            times.
+        clock: uint64 [1], the microseconds since 1970, which the caller sets before each step; None where the log has
+            no times.
         save_every: steps from save to save; 0: nothing is saved.
 
     Raises:
@@ -263,7 +264,8 @@ class SimulatedTable:
         different = len(np.unique(keys))
         if different > most:
             raise UsageError(
-                f"{self.doing}: step {self.steps} looks {different} different ids up, and max-capacity = {most}: training"
+                f"{self.doing}: step {self.steps} looks {different} different ids up, and max-capacity = {most}:"
+                f" training"
                 " refuses such a batch; make it several batches' worth, or lower --batch-size"
             )
 
@@ -439,7 +441,8 @@ def _table_of_columns(
         if log.features == (ARRAY,) and not found:
             if len(named) != 1:
                 raise UsageError(
-                    f"simulating: the log '{log.path}' is an array of ids, and nothing says of which table; say --column"
+                    f"simulating: the log '{log.path}' is an array of ids, and nothing says of which table; say"
+                    f" --column"
                     f" {ARRAY}=TABLE"
                 )
             return {ARRAY: named.pop()}
@@ -496,7 +499,8 @@ def _notes(runs: Sequence[TableRun], log: IdLog, save_every: int) -> list[str]:
             )
     if log.backwards:
         notes.append(
-            f"the log is not in order of time: in {log.backwards:,} batches it goes back; the clock stood still for them"
+            f"the log is not in order of time: in {log.backwards:,} batches it goes back; the clock stood still"
+            f" for them"
         )
     return notes
 

@@ -54,15 +54,17 @@ class Cut:
 class Survey:
     """What the rows of a table are like.
 
-    `lookups` are those that find a row: the sum of its frequencies, or the log's; None where nobody counts. `not_finite`
-    rows have a NaN or an infinity, `largest` is the largest absolute value of the others. `now` is what ages were
-    counted from. `waited[n]` is how many lookups would have found no row yet, had keys got their rows with the n-th, and
-    `rare[n]` how many keys would have got none.
+    `lookups` are those that find a row: the sum of its frequencies, or the log's; None where nobody counts. `never`
+    rows were not looked up at all. `not_finite` rows have a NaN or an infinity, `largest` is the largest absolute value
+    of the others; `zeros` rows are zeros alone, and `lookups_of_zeros` find these. `now` is what ages were counted from.
+    `waited[n]` is how many lookups would have found no row yet, had keys got their rows with the n-th, and `rare[n]` how many keys would have got none.
     """
 
     rows: int
     lookups: int | None
+    never: int
     zeros: int
+    lookups_of_zeros: int
     not_finite: int
     largest: float
     thresholds: Thresholds
@@ -93,6 +95,7 @@ def survey_rows(
     *,
     norms: tuple[float, ...] = (),
     counts: Callable[[Array], Array] | None = None,
+    free_zeros: bool = False,
     now: int | None = None,
     version_unit: VersionUnit | None = None,
     progress: Progress | None = None,
@@ -103,6 +106,7 @@ def survey_rows(
         table: the table.
         norms: the thresholds on norms, the smallest first.
         counts: tells how often keys [n] are looked up, int64 [n]; their frequencies count if None.
+        free_zeros: a lookup of a row of zeros loses nothing: a missing key gives zeros.
         now: what ages are counted from, Unix seconds or a step; the largest version if None.
         version_unit: what versions count, where the files do not say.
         progress: called as rows are read.
@@ -115,7 +119,7 @@ def survey_rows(
     shape = (len(thresholds.freqs) + 1, len(ages) + 1, len(norms) + 1)
     cells, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float64)
     counted = counts is not None or schema.has_freqs
-    zeros = not_finite = done = lookups = 0
+    zeros = not_finite = done = lookups = never = of_zeros = 0
     largest = 0.0
     waited, rare = dict.fromkeys(FREQUENCIES[1:], 0), dict.fromkeys(FREQUENCIES[1:], 0)
     columns = Columns(values=True, freqs=schema.has_freqs, versions=bool(ages))
@@ -126,7 +130,8 @@ def survey_rows(
         not_finite += int(np.count_nonzero(bad))
         size = np.abs(floats[~bad]).max(initial=0)
         largest = max(largest, float(size))
-        zeros += int(np.count_nonzero(~bad & ~floats.any(axis=1)))
+        zero = ~bad & ~floats.any(axis=1)
+        zeros += int(np.count_nonzero(zero))
         at = [np.zeros(len(chunk), np.intp) for _ in range(3)]
         weight = np.zeros(len(chunk), np.int64)
         if chunk.freqs is not None:
@@ -143,9 +148,13 @@ def survey_rows(
             at[2] = np.searchsorted(np.array(norms), lengths, side="right")
         if counted:
             lookups += int(weight.sum())
+            of_zeros += int(weight[zero].sum())
+            never += int(np.count_nonzero(weight == 0))
             for least in waited:
                 waited[least] += int(np.maximum(np.minimum(weight, least) - 1, 0).sum())
                 rare[least] += int(np.count_nonzero(weight < least))
+        if free_zeros:
+            weight = np.where(zero, 0, weight)
         flat = np.ravel_multi_index(tuple(at), shape)
         cells += np.bincount(flat, minlength=cells.size).reshape(shape)
         weights += np.bincount(flat, weight, minlength=cells.size).reshape(shape)
@@ -155,7 +164,9 @@ def survey_rows(
     return Survey(
         done,
         lookups if counted else None,
+        never,
         zeros,
+        of_zeros,
         not_finite,
         largest,
         thresholds,
@@ -209,7 +220,8 @@ def _age_cells(versions: Array, unit: VersionUnit, now: int, ages: Sequence[int]
 
 
 def sample_of(table: TableReader, rows: int = _SAMPLE, size: int = 64 << 20) -> Array:
-    """Return the values [n, dim] of rows from all over a table: all where there are no more than `rows`, of `size` bytes."""
+    """Return the values [n, dim] of rows from all over a table: all where there are no more than
+    `rows`, of `size` bytes."""
     of_row = max(1, table.dim * table.value_dtype.itemsize)
     most = max(_RUNS, min(rows, size // of_row))
     if table.rows <= most:
@@ -223,7 +235,8 @@ def sample_of(table: TableReader, rows: int = _SAMPLE, size: int = 64 << 20) -> 
 
 
 def norm_thresholds(values: Array) -> tuple[float, ...]:
-    """Return norms of two digits at percentiles of those of rows [n, dim]; zeros and what is not finite do not count."""
+    """Return norms of two digits at percentiles of those of rows [n, dim]; zeros and what is not finite
+    do not count."""
     norms: Any = row_norms(values, "l2").astype(np.float64)
     norms = norms[np.isfinite(norms) & (norms > 0)]
     if not len(norms):

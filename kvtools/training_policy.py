@@ -3,7 +3,7 @@ which go.
 
     max-capacity = 1_000_000         # rows; further ones evict others
     eviction = "lfu"                 # lru, lfu, custom, epoch_lru or epoch_lfu
-    admission = { count = 3 }        # a row with the third lookup; or { bloom = 3, capacity = 10_000_000, error = 0.01 },
+    admission = { count = 3 }        # a row with the third lookup; or { bloom = 3, capacity = 9_000_000, error = 0.01 }
                                      # or { probability = 0.1 }; below = "zeros" in each: what others are given
     padding-key = 0                  # never gets a row
     expire-after = "30d"             # or a number of steps: rows that were not written for so long go
@@ -170,7 +170,8 @@ class TrainingPolicy:
             )
         if 0 < self.max_capacity <= self.keep_top:
             raise UsageError(
-                f"{whose}: keep-top = {self.keep_top} keeps no fewer rows than max-capacity = {self.max_capacity} allows;"
+                f"{whose}: keep-top = {self.keep_top} keeps no fewer rows than max-capacity = {self.max_capacity}"
+                f" allows;"
                 " give one of them, or keep fewer"
             )
         if (self.expire_every or self.expire_on_save) and not self.expires:

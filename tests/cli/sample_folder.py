@@ -57,6 +57,17 @@ def model(
     write_tables(made, prefix, "tfplugin", beside=kvtools.open(DATA / "sample"), parts=2)
 
 
+POLICY = """\
+[[tables]]
+name = "user_emb"
+min-freq = 100
+dtype = "int8"
+max-capacity = 20
+eviction = "lfu"
+admission = { count = 2 }
+"""
+
+
 def _checkpoint(name: str, **more: object) -> Callable[[Path], None]:
     return lambda folder: model(folder / name, **more)  # type: ignore[arg-type]
 
@@ -124,8 +135,28 @@ def _of_model(*arguments: str) -> Callable[[Path], None]:
     return make
 
 
+def _damaged(folder: Path) -> None:
+    """Write a checkpoint of which a byte of a table's rows has changed."""
+    model(folder / "damaged.ckpt-100")
+    data = folder / "damaged.ckpt-100.data-00000-of-00001"
+    changed = bytearray(data.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    data.write_bytes(changed)
+
+
 def _text(name: str, text: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_text(text) and None
+
+
+def _log(folder: Path) -> None:
+    """Write a log of 500 examples, whose ids are seldom the larger ones."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rng = np.random.default_rng(5)
+    users, items = (rng.zipf(1.4, 500) % 60 - 3 for _ in range(2))
+    columns = {"user_emb": users, "item_emb": items, "user_id": users[::-1].copy(), "clicked": rng.random(500) < 0.3}
+    parquet.write_table(pyarrow.table({**columns, "timestamp": MOMENT + np.arange(500)}), folder / "ids.parquet")
 
 
 def _numbers(name: str, numbers: list[int]) -> Callable[[Path], None]:
@@ -139,7 +170,7 @@ PIECES: dict[str, Callable[[Path], None]] = {
     **{f"rank{rank}.ckpt": _checkpoint(f"rank{rank}.ckpt", first=1000 * rank) for rank in range(3)},
     "a.ckpt": _checkpoint("a.ckpt"),
     "b.ckpt": _checkpoint("b.ckpt", seed=200),
-    "towers.ckpt": _checkpoint("towers.ckpt", tables={"user_old": (9, 4), "user_new": (12, 4)}),
+    "towers.ckpt": _checkpoint("towers.ckpt", tables={"users": (25, 4), "items": (30, 4)}),
     "full.ckpt-100": _deeprec,
     "train": _chain,
     "monday.ckpt": _merged("monday.ckpt", "--until", "16"),
@@ -155,7 +186,14 @@ PIECES: dict[str, Callable[[Path], None]] = {
     "ids.npy": _numbers("ids.npy", [17, -3]),
     "clicks.tsv": _text("clicks.tsv", "17\tad\n-3\tad\n"),
     "banned.tsv": _text("banned.tsv", "17\tbot\n"),
+    "query.npy": lambda folder: np.save(folder / "query.npy", np.ones(4, np.float32)),
+    "damaged.ckpt-100": _damaged,
+    "sok_dump": lambda folder: shutil.copytree(DATA / "sok", folder / "sok_dump") and None,
     "thresholds.toml": _text("thresholds.toml", '[[tables]]\nname = "*"\nmin-freq = 2\n'),
+    "policy.toml": _text("policy.toml", POLICY),
+    "ids.csv": _text("ids.csv", "user_id\n17\n-3\n17\n"),
+    "ids.parquet": _log,
+    "rank:score": _text("rank.py", "def score(rows):\n    return sum(row.sum(axis=1) for row in rows.values())\n"),
 }
 """What makes each file or folder, in the folder that it is given."""
 
