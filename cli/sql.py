@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import DEFAULT_MEMORY, AsJson, Force, Memory, Source, bytes_of, no_standard_output
+from kvtools.cli.options import DEFAULT_MEMORY, AsJson, DryRun, Force, Memory, Source, bytes_of, no_standard_output
 from kvtools.cli.progress import progress_bar
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
@@ -52,6 +52,7 @@ def run(
         ),
     ] = None,
     force: Force = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     rows_as_json: Annotated[bool, typer.Option("--json-lines", help="Print a JSON object for each row.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
@@ -79,6 +80,8 @@ def run(
         raise UsageError("printing an answer: got several of --json, --json-lines, --csv and --output, expected one")
     if threads is not None and threads < 1:
         raise UsageError(f"got --threads {threads}, expected 1 or more")
+    if dry_run and output is None:
+        raise UsageError("asking in SQL: got --dry-run, which is for --output; nothing is written without it")
     if output is not None:
         check_format(Path(output))
     text, paths = _text(arguments or [], attach or [], file)
@@ -89,8 +92,8 @@ def run(
                 query(sources, text, memory=bytes_of(memory), threads=threads, progress=progress)
             )
             if output is not None:
-                rows = write_result(result, Path(output), force=force)
-                print(f"wrote {rows:,} rows to {output}")
+                rows = write_result(result, Path(output), force=force, dry_run=dry_run)
+                print(f"{'would write' if dry_run else 'wrote'} {rows:,} rows to {output}")
                 return
             batches = result.batches()
             first = list(_until_block(batches))
