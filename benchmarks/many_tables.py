@@ -28,6 +28,8 @@ DIALECTS = {
     "arrow": "",
     "deeprec": "",
     "hdf5": ".h5",
+    "hugectr": "",
+    "huggingface": "",
     "npz": ".npz",
     "parquet": "",
     "safetensors": ".safetensors",
@@ -37,6 +39,7 @@ DIALECTS = {
     "tfplus": "",
     "tfra": "",
     "tfra_files": "",
+    "torch": ".pt",
 }
 """The dialects that are written to a disk, and how their outputs' names end."""
 
@@ -83,6 +86,10 @@ def commands() -> dict[str, Callable[[str, str], list[str]]]:
         "diff": lambda source, out: ["diff", source, f"{source}-later", "--exit-zero"],
         "diff --output delta": lambda source, out: ["diff", source, f"{source}-later", out, "--output", "delta"],
         "get": lambda source, out: ["get", source, "5", "17", "--json-lines"],
+        "get --where": lambda source, out: ["get", source, "--where", "norm > 0", "--json-lines"],
+        "scan": lambda source, out: ["scan", source, "--from", "0", "--to", "100", "--json-lines"],
+        "top": lambda source, out: ["top", source, "--by", "norm", "-n", "3", "--json-lines"],
+        "neighbours": lambda source, out: ["neighbours", source, "5", "-k", "3", "--json-lines"],
         "report": lambda source, out: ["report", source, "--html", f"{out}.html"],
         "clip": lambda source, out: ["clip", source, out, "--max-abs", "0.5"],
         "cast": lambda source, out: ["cast", source, out, "--to-value-dtype", "float16"],

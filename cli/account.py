@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvtools.cli.json_text import dumps
-from kvtools.cli.layout import columns, shown, size
+from kvtools.cli.layout import columns, shown, size, total
 from kvtools.cli.terminal import prose
 from kvtools.migrate import Account
 
@@ -39,6 +39,13 @@ def print_account(account: Account, *, as_json: bool, planned: bool = False, who
             right=frozenset({1, 2, 3, 4}),
         )
     )
+    together = total(
+        len(account.tables),
+        sum(table.rows_written for table in account.tables),
+        sum(table.bytes for table in account.tables),
+    )
+    if together:
+        print(together)
     left_out = "would be left out" if planned else "left out"
     if account.variables:
         print(f"{account.variables} dense variable{'s' if account.variables > 1 else ''}")

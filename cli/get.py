@@ -69,7 +69,7 @@ def run(
         tables = tables_for(tables, [condition.columns_of], table)
     choice = forms.choice(tables)
     if not given and condition is not None:
-        print_scan(tables, forms, choice, target, memory, order="stream", where=condition)
+        print_scan(tables, forms, choice, target, memory, order="stream", where=condition, missing=[])
         return
     missing = np.ones(len(wanted), np.bool_)
     filtered = np.zeros(len(wanted), np.bool_)

@@ -12,8 +12,8 @@ import typer
 from kvtools.chain_place import is_chain
 from kvtools.cli.json_text import dumps
 from kvtools.cli.key_arguments import are_keys, spread_option
-from kvtools.cli.layout import columns, shown, size
-from kvtools.cli.options import AsJson, Source, SourcePath, Tables, check_readable
+from kvtools.cli.layout import columns, shown, size, total
+from kvtools.cli.options import AsJson, Sort, Source, SourcePath, Tables, check_readable, sorted_tables
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.terminal import prose, styled
 from kvtools.errors import UsageError, one_line
@@ -54,6 +54,7 @@ def run(
         bool, typer.Option("--parts", help="Show the rows of each part, the extra arrays and what versions count.")
     ] = False,
     table: Tables = None,
+    sort: Sort = None,
     source: Source,
 ) -> None:
     """Show what is in a checkpoint: its key-value tables, its dense variables, some of its rows.
@@ -69,6 +70,7 @@ def run(
       kvtools inspect model.ckpt-100 --table user_emb --keys 17 -3
       kvtools inspect model.ckpt-100 --sample 5 --slots
       kvtools inspect model.ckpt-100 --tables --parts
+      kvtools inspect model.ckpt-100 --tables --sort bytes
       kvtools inspect train
     """
     if sum(option is not None for option in (keys or None, head, sample)) > 1:
@@ -78,11 +80,11 @@ def run(
             raise UsageError(f"inspecting: got {option} {count}, expected 1 to {_MOST_ROWS}")
     wanted = _parse_keys(keys) if keys else []
     if is_chain(path) and not (wanted or head is not None or sample is not None):
-        _inspect_chain(path, source, table or [], as_json=as_json, show_slots=slots, show_parts=parts)
+        _inspect_chain(path, source, table or [], sort, as_json=as_json, show_slots=slots, show_parts=parts)
         return
     checkpoint = source.open(path, lenient=True)
     check_readable(checkpoint, table or [])
-    tables = checkpoint.select(table or [])
+    tables = sorted_tables(checkpoint.select(table or []), sort)
     rows: list[KeyRow] = []
     if wanted:
         with progress_bar("reading keys of") as progress:
@@ -110,12 +112,19 @@ def run(
 
 
 def _inspect_chain(
-    path: str, source: Source, names: Sequence[str], *, as_json: bool, show_slots: bool, show_parts: bool
+    path: str,
+    source: Source,
+    names: Sequence[str],
+    sort: str | None,
+    *,
+    as_json: bool,
+    show_slots: bool,
+    show_parts: bool,
 ) -> None:
     """Show the members of a chain, and the tables of its newest full checkpoint; raises what keeps it from being
     whole."""
     inspect_chain = importlib.import_module("kvtools.cli.inspect_chain")  # with all that folds chains: seldom needed
-    chain, full = inspect_chain.look_into(path, source, names)
+    chain, full = inspect_chain.look_into(path, source, names, sort)
     if as_json:
         print(dumps({**chain.to_dict(), "full": full}))
     else:
@@ -170,6 +179,9 @@ def _print_report(report: dict[str, Any], *, list_variables: bool, show_slots: b
                 right=frozenset({4, 5, 6, 8}),
             )
         )
+        together = total(len(tables), sum(one["rows"] for one in tables), sum(one["bytes"] for one in tables))
+        if together:
+            print(together)
     elif not unreadable:
         print("no key-value tables")
     for table in tables:
@@ -185,9 +197,9 @@ def _print_report(report: dict[str, Any], *, list_variables: bool, show_slots: b
     if not list_variables:
         return
     variables = sorted(report["variables"], key=lambda variable: -variable["bytes"])
-    total = sum(variable["bytes"] for variable in variables)
+    in_all = sum(variable["bytes"] for variable in variables)
     print()
-    print(f"{len(variables)} dense variables, {size(total)}")
+    print(f"{len(variables)} dense variables, {size(in_all)}")
     if variables:
         print(
             columns(

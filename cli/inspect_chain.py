@@ -8,19 +8,24 @@ from typing import Any
 from kvtools.chain_check import ChainReport, report_chain
 from kvtools.chain_place import chain_at
 from kvtools.cli.layout import columns, shown, size, told_time
-from kvtools.cli.options import Source
+from kvtools.cli.options import Source, sorted_tables
 from kvtools.cli.terminal import prose, styled
 from kvtools.inspect import describe, describe_table
 
 
-def look_into(path: str, source: Source, tables: Sequence[str]) -> tuple[ChainReport, dict[str, Any] | None]:
+def look_into(
+    path: str, source: Source, tables: Sequence[str], sort: str | None = None
+) -> tuple[ChainReport, dict[str, Any] | None]:
     """Return the report of a chain, and the description of its newest full checkpoint that can be read, if any."""
     chain = report_chain(path)
     newest = next((member for member in reversed(chain.members) if member.kind == "full" and not member.error), None)
     if newest is None:
         return chain, None
     full = source.open(str(chain_at(path).folder / newest.member), lenient=True)
-    return chain, {**describe(full), "tables": [describe_table(reader.schema) for reader in full.select(tables)]}
+    return chain, {
+        **describe(full),
+        "tables": [describe_table(reader.schema) for reader in sorted_tables(full.select(tables), sort)],
+    }
 
 
 def print_chain(report: ChainReport) -> None:

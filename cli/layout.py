@@ -203,6 +203,15 @@ def size(count: int) -> str:
     return f"{amount:.1f} {unit}"
 
 
+def total(tables: int, rows: int, amount: int) -> str:
+    """Write what several tables are together, "" for one or none.
+
+    >>> total(3, 1200, 1 << 20)
+    '3 tables, 1,200 rows, 1.0 MiB'
+    """
+    return f"{tables:,} tables, {rows:,} rows, {size(amount)}" if tables > 1 else ""
+
+
 def shown(name: str) -> str:
     """Return a name as it can be printed anywhere, on one line.
 

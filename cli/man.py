@@ -14,7 +14,7 @@ import typer
 
 from kvtools import __version__
 from kvtools.cli.command_tree import Command, command_tree
-from kvtools.cli.options import no_standard_output
+from kvtools.cli.options import DryRun, no_standard_output
 from kvtools.cli.terminal import is_terminal
 from kvtools.errors import MissingDependencyError, OutputError, UsageError
 
@@ -47,6 +47,7 @@ def run(
             callback=no_standard_output,
         ),
     ] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Show the manual page of a command, or write those of all.
 
@@ -63,6 +64,9 @@ def run(
     top, commands = command_tree()
     if output is not None:
         pages = {"kvtools": _page(top, commands), **{f"kvtools-{c.name}": _page(c, {}) for c in commands.values()}}
+        if dry_run:
+            print(f"would write {len(pages)} pages to {output}")
+            return
         try:
             output.mkdir(parents=True, exist_ok=True)
             for name, text in pages.items():

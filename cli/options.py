@@ -13,7 +13,7 @@ import typer
 
 from kvtools.byte_size import byte_size
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import Engine
@@ -72,6 +72,10 @@ Tables = Annotated[
 Where = Annotated[
     str | None,
     typer.Option("--where", metavar="EXPRESSION", help="Only rows that meet this, as in 'freq < 3 and norm < 0.01'."),
+]
+Sort = Annotated[
+    str | None,
+    typer.Option("--sort", metavar="bytes|rows|name", help="The order of tables: largest first, or by name."),
 ]
 To = Annotated[str | None, typer.Option("--to", metavar="DIALECT", help="The dialect to write; that of PATH.")]
 Parts = Annotated[
@@ -158,6 +162,21 @@ class Output:
             force=self.force,
             dry_run=self.dry_run,
         )
+
+
+def sorted_tables(tables: Sequence[TableReader], sort: str | None) -> list[TableReader]:
+    """Return tables in the order that `--sort` says: the largest first, or by name; as they come if it is None.
+
+    Raises:
+        UsageError: there is no such order.
+    """
+    if sort not in (None, "bytes", "rows", "name"):
+        raise UsageError(f"got --sort {sort!r}, expected bytes, rows or name")
+    if sort is None:
+        return list(tables)
+    if sort == "name":
+        return sorted(tables, key=lambda table: table.schema.name)
+    return sorted(tables, key=lambda table: (-getattr(table.schema, sort), table.schema.name))
 
 
 def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: bool = False) -> None:

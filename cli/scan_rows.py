@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import typer
@@ -30,8 +31,12 @@ def print_scan(
     order: Order,
     limit: int | None = None,
     where: RowFilter | None,
+    **more: Any,
 ) -> None:
-    """Print the rows of a range of keys of each table, or write them; exits with 3 where there are none."""
+    """Print the rows of a range of keys of each table, or write them; exits with 3 where there are none.
+
+    `more` is what JSON has beside the rows.
+    """
     count = 0
     keys = keys or KeyRange()
     if target is not None:
@@ -64,7 +69,7 @@ def print_scan(
                     yield Rows(table, chunk)
 
         with progress_bar("reading") as progress:
-            print_rows(rows(), forms, choice, tables[0] if tables else None)
+            print_rows(rows(), forms, choice, tables[0] if tables else None, **more)
     if not count:
         raise typer.Exit(CheckFailedError.exit_code)
 

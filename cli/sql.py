@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtools.cli.json_text import string_keys
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import DEFAULT_MEMORY, AsJson, Force, Memory, Source, bytes_of, no_standard_output
+from kvtools.cli.options import DEFAULT_MEMORY, AsJson, DryRun, Force, Memory, Source, bytes_of, no_standard_output
 from kvtools.cli.progress import progress_bar
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
@@ -52,6 +53,7 @@ def run(
         ),
     ] = None,
     force: Force = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     rows_as_json: Annotated[bool, typer.Option("--json-lines", help="Print a JSON object for each row.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
@@ -70,7 +72,7 @@ def run(
     \b
     Examples:
       kvtools sql model.ckpt-100 "select key, freq, norm from user_emb order by freq desc limit 20"
-      kvtools sql model.ckpt-100 'select part, count(*), avg(norm) from "ads/emb" group by part'
+      kvtools sql model.ckpt-100 'select part, count(*), avg(norm) from item_emb group by part'
       kvtools sql model.ckpt-100 "select * from user_emb where freq < 3" --output cold.parquet
       kvtools sql --attach old=model.ckpt-100 --attach new=model.ckpt-200 \\
         "select key, n.norm - o.norm as moved from old.user_emb o join new.user_emb n using (key)"
@@ -79,6 +81,8 @@ def run(
         raise UsageError("printing an answer: got several of --json, --json-lines, --csv and --output, expected one")
     if threads is not None and threads < 1:
         raise UsageError(f"got --threads {threads}, expected 1 or more")
+    if dry_run and output is None:
+        raise UsageError("asking in SQL: got --dry-run, which is for --output; nothing is written without it")
     if output is not None:
         check_format(Path(output))
     text, paths = _text(arguments or [], attach or [], file)
@@ -89,8 +93,8 @@ def run(
                 query(sources, text, memory=bytes_of(memory), threads=threads, progress=progress)
             )
             if output is not None:
-                rows = write_result(result, Path(output), force=force)
-                print(f"wrote {rows:,} rows to {output}")
+                rows = write_result(result, Path(output), force=force, dry_run=dry_run)
+                print(f"{'would write' if dry_run else 'wrote'} {rows:,} rows to {output}")
                 return
             batches = result.batches()
             first = list(_until_block(batches))
@@ -99,6 +103,8 @@ def run(
 
 
 def _print(result: QueryResult, batches: Iterator[Any], as_json: bool, rows_as_json: bool, as_csv: bool) -> None:
+    if string_keys() and (as_json or rows_as_json):
+        batches = map(_with_strings, batches)
     if as_json:
         _print_json(result, batches)
     elif rows_as_json:
@@ -165,6 +171,17 @@ def _until_block(batches: Iterator[Any]) -> Iterator[Any]:
         rows += len(batch)
         if rows >= _BLOCK_ROWS:
             return
+
+
+def _with_strings(batch: Any) -> Any:
+    """Return a batch with strings for integers of 64 bits: which of them are keys, a query does not tell."""
+    import pyarrow as pa
+
+    arrays = [
+        column.cast(pa.string()) if pa.types.is_integer(column.type) and column.type.bit_width == 64 else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 
 def _print_json(result: QueryResult, batches: Iterator[Any]) -> None:

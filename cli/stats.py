@@ -12,12 +12,13 @@ from kvtools.chain import chain_to, member_of
 from kvtools.chain_place import is_chain
 from kvtools.cli.bars import bar_chart, percent, shows_blocks
 from kvtools.cli.json_text import dumps
-from kvtools.cli.layout import columns, shown, size
+from kvtools.cli.layout import columns, shown, size, total
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
     EngineName,
     Memory,
+    Sort,
     Source,
     SourcePath,
     Tables,
@@ -25,6 +26,7 @@ from kvtools.cli.options import (
     bytes_of,
     check_readable,
     engine_named,
+    sorted_tables,
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.terminal import prose, width
@@ -44,6 +46,7 @@ def run(
     path: SourcePath,
     *,
     table: Tables = None,
+    sort: Sort = None,
     as_json: AsJson = False,
     ascii_only: Annotated[
         bool, typer.Option("--ascii", help="Draw with # even where the terminal has better.")
@@ -62,12 +65,13 @@ def run(
     Examples:
       kvtools stats model.ckpt-100
       kvtools stats model.ckpt-100 --table user_emb --json
+      kvtools stats model.ckpt-100 --sort bytes
       kvtools stats model.ckpt-100 --workers 8 --memory 4GiB
     """
     where = engine_named(engine)
     checkpoint = source.open(path, memory, lenient=True)
     check_readable(checkpoint, table or [])
-    tables = checkpoint.select(table or [])
+    tables = sorted_tables(checkpoint.select(table or []), sort)
     heading = _heading(path, checkpoint)
     with progress_bar("reading") as progress:
         stats = table_stats(tables, memory=bytes_of(memory), workers=workers, engine=where, progress=progress)
@@ -77,6 +81,9 @@ def run(
         print(dumps({"path": str(checkpoint.path), "dialect": checkpoint.dialect, "tables": described}))
     else:
         print(heading)
+        together = total(len(tables), sum(one.rows for one in tables), sum(one.schema.bytes for one in tables))
+        if together:
+            print(together)
         if not tables and not checkpoint.broken:
             print("no key-value tables")
         blocks = shows_blocks() and not ascii_only

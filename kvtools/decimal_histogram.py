@@ -1,12 +1,13 @@
 """Norms in bins whose edges are short decimal numbers, as fine as what was seen lets them be.
 
 An edge is a threshold that a person types, such as 0.0127: how many norms are below it is exact, to the row, as
-`kvtools.clip` compares them. Norms that lie close together get bins of many digits, norms all over the place such of few.
+`kvtools.clip` compares them. Norms that lie close together get bins of many digits, others bins of few.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -141,7 +142,7 @@ class DecimalHistogram:
             if not len(near):  # many rows in one bin
                 near = np.array([int(np.argmin(off))])
             at = min(near.tolist(), key=lambda i: (_length(self.start + i, self.digits), off[i]))
-            if 0 < below[at]:
+            if below[at] > 0:
                 found.setdefault(int(below[at]), (float(self.edges[at]), int(below[at])))
         return [found[count] for count in sorted(found)]
 
@@ -155,7 +156,7 @@ class DecimalHistogram:
         below = np.concatenate([[0], np.cumsum(self.counts)])
         return [
             (float(self.edges[a]), float(self.edges[b]), int(below[b] - below[a]))
-            for a, b in zip(at[:-1], at[1:], strict=True)
+            for a, b in itertools.pairwise(at.tolist())
         ]
 
     def _cover(self, low: Any, high: Any) -> None:
@@ -215,7 +216,7 @@ def edges_of(start: int, count: int, digits: int) -> Array:
     edges = np.where(exponents < 0, mantissas / powers, mantissas * powers)
     for at in np.flatnonzero(np.abs(exponents) > 22).tolist():
         edges[at] = edge_of(start + at, digits)
-    return edges
+    return np.asarray(edges)
 
 
 def bin_of(norm: float, digits: int) -> int:
@@ -226,7 +227,7 @@ def bin_of(norm: float, digits: int) -> int:
     """
     mantissa, exponent = f"{norm:.17e}".split("e")
     whole = int(mantissa[0] + mantissa[2 : digits + 1])
-    number = int(exponent) * 9 * 10 ** (digits - 1) + whole - 10 ** (digits - 1)
+    number: int = int(exponent) * 9 * 10 ** (digits - 1) + whole - 10 ** (digits - 1)
     while edge_of(number, digits) > norm:  # printed, it may have been rounded
         number -= 1
     while edge_of(number + 1, digits) <= norm:
@@ -241,8 +242,9 @@ def _coarser(number: int, digits: int, fewer: int) -> int:
     (2, -1)
     """
     decade, within = divmod(number, 9 * 10 ** (digits - 1))
-    mantissa = (10 ** (digits - 1) + within) // 10 ** (digits - fewer)
-    return decade * 9 * 10 ** (fewer - 1) + mantissa - 10 ** (fewer - 1)
+    mantissa: int = (10 ** (digits - 1) + within) // 10 ** (digits - fewer)
+    coarser: int = decade * 9 * 10 ** (fewer - 1) + mantissa - 10 ** (fewer - 1)
+    return coarser
 
 
 @functools.lru_cache(1 << 14)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvtools._key_index import KeyIndex
 from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
@@ -20,6 +21,7 @@ from kvtools.table_names import near
 from kvtools.table_view import TableView, replace_schema
 
 _KEY_ROWS = 1 << 18
+_CHUNK_BYTES = 1 << 22
 
 
 def rows_of_keys(table: TableReader, keys: Array, *, progress: Progress | None = None) -> npt.NDArray[np.int64]:
@@ -35,23 +37,22 @@ def rows_of_keys(table: TableReader, keys: Array, *, progress: Progress | None =
     fitting = np.flatnonzero((keys >= int(limits.min)) & (keys <= int(limits.max)))
     if not len(fitting):
         return found
-    wanted, which = np.unique(keys[fitting].astype(table.key_dtype), return_inverse=True)
-    rows = np.full(len(wanted), -1, np.int64)
+    index = KeyIndex(_as_int64(keys[fitting].astype(table.key_dtype)))
+    rows = np.full(len(fitting), -1, np.int64)
     start = 0
     for chunk in table.chunks(KEYS, rows=_KEY_ROWS):
-        if len(wanted) < 8:
-            hits = np.flatnonzero(np.isin(chunk.keys, wanted))
-            at = np.searchsorted(wanted, chunk.keys[hits])
-        else:
-            at = np.minimum(np.searchsorted(wanted, chunk.keys), len(wanted) - 1)
-            hits = np.flatnonzero(wanted[at] == chunk.keys)
-            at = at[hits]
-        rows[at] = start + hits  # of equal indices the last one counts
+        index.find(_as_int64(chunk.keys), start, rows)
         start += len(chunk)
         if progress:
             progress(table.schema.name, start, table.rows)
-    found[fitting] = rows[which.reshape(-1)]
+    index.spread(rows)
+    found[fitting] = rows
     return found
+
+
+def _as_int64(keys: Array) -> npt.NDArray[np.int64]:
+    """Return int64 numbers, a different one for each key of any integer type [n]."""
+    return np.ascontiguousarray(keys.view(np.int64) if keys.dtype.itemsize == 8 else keys.astype(np.int64))
 
 
 def read_rows(
@@ -61,13 +62,16 @@ def read_rows(
 
     Within a chunk the table is read in its own order, which is what a disk, and a compressed file, likes.
     """
-    step = max(1, memory // (8 * row_bytes(table.schema, columns)))
+    size = row_bytes(table.schema, columns)
+    step, some = max(1, memory // (8 * size)), max(1, _CHUNK_BYTES // size)
     for start in range(0, len(rows), step):
         numbers = rows[start : start + step]
-        order = np.argsort(numbers, kind="stable")
+        order = np.argsort(numbers)
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        yield table.take(numbers[order], columns).take(back)
+        taken = table.take(numbers[order], columns)
+        for first in range(0, len(back), some):
+            yield taken.take(back[first : first + some])
 
 
 def passing_rows(

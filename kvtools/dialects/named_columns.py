@@ -284,7 +284,7 @@ def inferred_tables(
     if not tables:
         for name in matrices([name for name, column in columns.items() if is_matrix(column)]):
             column = columns[name]
-            note = f"the keys are the row numbers of array '{name}': it has no keys beside it"
+            note = "the keys are the row numbers of this array, which has no keys beside it"
             part = Part(column.rows, RowNumbers(column.rows), column, (slots or {}).get(name, {}))
             tables[name] = _table(name, part, (note,), container)
             used.add(name)

@@ -118,7 +118,7 @@ def sniff(source: Source) -> bool:
                 return False
         with zipfile.ZipFile(source.path) as archive:
             return any(name.endswith(_SUFFIX) for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
         return False
 
 

@@ -128,13 +128,25 @@ def near(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {written(by_fold[found[0]])}?" if found else ""
 
 
+_RESERVED = """
+    all analyse analyze and anti any array as asc asof asymmetric at authorization binary both by case cast check
+    collate collation column columns concurrently constraint create cross default deferrable desc describe distinct
+    do else end except false fetch for foreign freeze from full generated glob group having ilike in initially inner
+    intersect into is isnull join lambda lateral leading left like limit map natural not notnull null offset on only
+    or order outer overlaps pivot pivot_longer pivot_wider placing positional primary qualify references returning
+    right select semi show similar some struct summarize symmetric table tablesample then to trailing true try_cast
+    tuple union unique unpack unpivot using variadic verbose when where window with
+"""
+"""Words that are no names in SQL unless they are in quotes."""
+
+
 def written(name: str) -> str:
-    """Return a name as it is written in a query: in quotes where it is no plain word.
+    """Return a name as it is written in a query: in quotes where it is no plain word, or one of SQL's own.
 
     >>> written("freq"), written("Adam.m")
     ('freq', '"Adam.m"')
     """
-    plain = name.isascii() and name.isidentifier()
+    plain = name.isascii() and name.isidentifier() and name.casefold() not in _RESERVED.split()
     return name if plain else '"' + name.replace('"', '""') + '"'
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -30,6 +31,8 @@ _TABLE_FUNCTIONS = frozenset(
 """What a FROM may call: what computes. DuckDB's others are about files, itself, or addresses in memory."""
 
 _BATCH_ROWS = 1 << 16
+_THREAD_BYTES = 128 << 20
+"""What each thread of DuckDB should have: with less, a sort of long rows fails that would spill."""
 _READERS = 1 / 4
 """The share of the memory that is for reading tables."""
 
@@ -127,26 +130,35 @@ class _Asked:
         self._ready: queue.Queue[Any] = queue.Queue(2)
         self._spill = tempfile.TemporaryDirectory(prefix="kvtools-sql-")
         self._finished = False
+        self._closing = threading.RLock()
         try:
             self._connection = connect(
                 doing,
                 memory=int(memory * (1 - _READERS)),
-                threads=threads or len(os.sched_getaffinity(0)),
+                threads=threads or max(1, min(len(os.sched_getaffinity(0)), memory // _THREAD_BYTES)),
                 spill=Path(self._spill.name) / "spilled",
             )
             self._attach()
             lock(self._connection)
             self._relation = self._bound()
+            self.column_names = list(self._relation.columns)
         except BaseException:
             self.close()
             raise
         self._thread = threading.Thread(target=self._run, name="kvtools-sql", daemon=True)
         self._thread.start()
-        try:
-            self.schema = self._next()
-        except BaseException:
-            self.close()
-            raise
+        self._schema: Any = None
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of the answer; waits for its first rows."""
+        if self._schema is None:
+            try:
+                self._schema = self._next()
+            except BaseException:
+                self.close()
+                raise
+        return self._schema
 
     def _attach(self) -> None:
         """Make a view of each table that the text mentions: of the others nothing is asked."""
@@ -154,6 +166,10 @@ class _Asked:
 
         mentioned = _mentioned(self._tree)
         number = 0
+        hidden = "kvtools"  # what none of the tables is called, as what is registered goes before them
+        folded = [name.casefold() for checkpoint in self._sources.values() for name in checkpoint.tables]
+        while any(name.startswith(hidden) for name in folded):
+            hidden += "_"
         for schema, checkpoint in self._sources.items():
             for name, fault in checkpoint.broken.items():
                 if mentioned is not None and name.casefold() in mentioned:
@@ -167,7 +183,7 @@ class _Asked:
                 _check_readable(table)
                 label = stored if schema == MAIN else f"{schema}.{stored}"
                 dataset = TableDataset(table, label, self._work)
-                source = f"kvtools {number}"
+                source = f"{hidden} {number}"
                 number += 1
                 self._connection.register(source, dataset)
                 columns = ", ".join(f"{own} as {quoted(c.name)}" for own, c in dataset.columns.items())
@@ -204,24 +220,30 @@ class _Asked:
         return False
 
     def _next(self) -> Any:
-        item = self._ready.get()
-        if isinstance(item, BaseException):
-            raise self._told(item) from None
-        return item
+        """Return what comes next of the schema, the batches, and None at the end; an interrupt gets through."""
+        while not self._work.stop.is_set():
+            with contextlib.suppress(queue.Empty):
+                item = self._ready.get(timeout=0.1)
+                if isinstance(item, BaseException):
+                    raise self._told(item) from None
+                return item
+        raise UsageError(f"{self._doing}: the query was ended before its answer was read")
 
     def batches(self) -> Iterator[Any]:
         """Yield the record batches of the answer, once."""
         try:
-            while not self._finished:
-                batch = self._next()
-                if batch is None:
-                    break
+            _ = self.schema
+            while (batch := self._next()) is not None:
                 yield batch
         finally:
             self.close()
 
     def close(self) -> None:
         """End the query, wherever it is, and leave nothing behind."""
+        with self._closing:
+            self._close()
+
+    def _close(self) -> None:
         if self._finished:
             return
         self._finished = True
@@ -236,10 +258,6 @@ class _Asked:
         if connection is not None:
             connection.close()
         self._spill.cleanup()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_finished", True):
-            self.close()
 
     def _told(self, error: BaseException) -> BaseException:
         """Return what to raise for what went wrong, whoever it was that failed."""

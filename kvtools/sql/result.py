@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from html import escape
 from typing import Any, Protocol
@@ -16,7 +17,12 @@ _SHOWN_NUMBERS = 4
 class Asked(Protocol):
     """What a result reads: a query that runs."""
 
-    schema: Any
+    column_names: list[str]
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of the answer; waits for its first rows."""
+        ...
 
     def batches(self) -> Iterator[Any]:
         """Yield the record batches of the answer, once."""
@@ -34,16 +40,21 @@ class QueryResult:
     `to_arrow` and what goes by it (`to_pandas`, `to_polars`, `rows`) keep all rows, and can be called again. As a
     context manager, or by `close`, it ends a query that is not wanted to its end.
 
-    `column_names` are those of the query, `schema` their Arrow types.
+    `column_names` are those of the query.
     """
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
-        self.schema = asked.schema
-        self.column_names: list[str] = list(asked.schema.names)
+        self.column_names = asked.column_names
         self._stream: Iterator[Any] | None = asked.batches()
         self._head: list[Any] = []
         self._table: Any = None
+        weakref.finalize(self, asked.close)  # of an answer that nobody wants any more, too
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of the answer; waits for its first rows."""
+        return self._asked.schema
 
     def batches(self) -> Iterator[Any]:
         """Yield the answer as `pyarrow.RecordBatch`es.

@@ -20,6 +20,7 @@ def test_text(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
         "ads/emb           11            11      2  704 B",
         "empty_emb          0             0      2    0 B",
         "user_emb           5             5      2  140 B",
+        "3 tables, 16 rows, 844 B",
         "2 dense variables",
         "checked: all tables: as many rows read and written as the source says it has",
         "checked: all tables: CRC-32C of every column read",

@@ -386,3 +386,29 @@ def test_a_dry_run_of_migrate_counts_the_rows_that_meet_it(path: str, tmp_path: 
     assert [one["rows_written"] for one in record["tables"]] == [10] and record["clipped"][0]["cut"] == 10
     assert run(path, f"migrate {tmp_path}/a.npz --where 'key >= 0' --table wide") == 0
     assert "cut: wide: 10 fail where" in (out := capsys.readouterr().out) and "nothing left out" not in out
+
+
+# ---- lists of tables
+
+
+def test_tables_in_an_order_and_their_total(path: str, capsys: Capture) -> None:
+    def names(line: str) -> list[str]:
+        assert run(path, f"{line} --json") == 0
+        return [table["name"] for table in json.loads(capsys.readouterr().out)["tables"]]
+
+    for command in ("inspect", "stats"):
+        assert names(f"{command} --sort rows") == ["deep/user", "deep/item", "wide"]
+        assert names(f"{command} --sort bytes") == ["deep/user", "deep/item", "wide"]
+        assert names(f"{command} --sort name") == ["deep/item", "deep/user", "wide"]
+        assert run(path, f"{command} --sort size") == 2
+        assert "got --sort 'size', expected bytes, rows or name" in capsys.readouterr().err
+        assert run(path, command) == 0
+        assert "\n3 tables, 120 rows, 5.4 KiB\n" in capsys.readouterr().out
+        assert run(path, f"{command} --table wide") == 0
+        assert "tables, " not in capsys.readouterr().out
+
+
+def test_accounts_end_with_a_total(path: str, tmp_path: Path, capsys: Capture) -> None:
+    assert run(path, f"clip {tmp_path}/a.npz --to npz --max-abs 0.5") == 0
+    said = capsys.readouterr().out
+    assert "\n3 tables, 120 rows, " in said and " cut, " in said and "\n3 tables, " in said.partition("nothing")[0]

@@ -33,11 +33,12 @@ def run_json(capsys: Capture, *arguments: object) -> Any:
 def test_clip(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
     status, out, err = run(capsys, "clip", sample_path, tmp_path / "b", "--max-abs", 5, "--min-freq", 8)
     assert (status, err) == (0, "")
-    assert out.splitlines()[:5] == [
+    assert out.splitlines()[:6] == [
         "table      rows  cut  kept  bytes kept  bytes saved  lookups missed",
         "ads/emb      11    7     4       256 B        448 B          42.42%",
         "empty_emb     0    0     0         0 B          0 B",
         "user_emb      5    5     0         0 B        140 B         100.00%",
+        "3 tables, 16 rows, 12 cut, 588 B saved",
         "cut: ads/emb: 4 fail max-abs, 7 fail min-freq; a row may fail several",
     ]
     assert out.endswith(f"wrote {tmp_path / 'b'} (tfplugin)\n") and "nothing left out" not in out
@@ -96,7 +97,7 @@ def test_clip_by_age_and_keys(
 def test_cast(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
     status, out, _ = run(capsys, "cast", sample_path, tmp_path / "b", "--to-value-dtype", "float16")
     assert status == 0
-    assert "ads/emb   slot Adam.v  float32 to float16               0                0            0\n" in out
+    assert "ads/emb   Adam.v  float32 to float16               0                0            0\n" in out
     report = run_json(
         capsys, "cast", sample_path, tmp_path / "b", "--to-key-dtype", "int64", "--table", "user_emb", "--force"
     )
@@ -189,7 +190,7 @@ def test_the_target_dialect_can_be_chosen(sample_path: Path, tmp_path: Path, cap
         ("merge SRC SRC OUT --on-conflict best", 2, "got --on-conflict 'best'"),
         ("merge SRC SRC OUT --slots all", 2, "got --slots 'all'"),
         ("merge SRC OUT --into x", 1, "such tables cannot be merged"),
-        ("split SRC OUT", 2, "got 0 of --by, --rows and --keys-file, expected one"),
+        ("split SRC OUT", 2, "got 0 of --by, --rows, --keys-file and --where, expected one"),
         ("split SRC OUT --by half", 2, "expected table, part or mod:N"),
         ("split SRC OUT --by mod:0", 2, "expected 1 or more"),
         ("rename SRC OUT", 2, "no name would change"),

@@ -1,4 +1,4 @@
-"""Write tests/data/torch: small state dicts as PyTorch, TorchRec and FBGEMM save them, and their numbers as NumPy arrays.
+"""Write tests/data/torch: small state dicts as PyTorch, TorchRec and FBGEMM save them, and their numbers for NumPy.
 
 Needs torch, torchrec and fbgemm-gpu-cpu of releases that go together; those there were written by 2.13, 1.8 and 1.8:
 

@@ -28,6 +28,7 @@ FILES = {
     "run": DATA / "tfra" / "v1_adam",
     "sok": DATA / "sok",
     "tfplus": DATA / "tfplus",
+    "torchrec": DATA / "torch",
     "tfplus-run": DATA / "tfplus",
     "tfra": DATA / "tfra",
 }
@@ -47,6 +48,7 @@ OTHER_FILES = {
     "docs/chain-tools.md": ("kvtools stats|diff train", "tests/cli/test_chain_commands.py"),
     "docs/client.md": ("kvtools split", "tests/cli/test_shape_commands.py"),
     "docs/dialects/deeprec.md": ("torn|mended", "tests/kvtools/test_deeprec.py"),
+    "docs/dialects/hugectr.md": ("kvtools inspect saved", "tests/kvtools/test_hugectr.py"),
     "docs/dialects/sok-legacy.md": ("kvtools inspect saved", "tests/kvtools/test_sok_legacy.py"),
     "docs/diff.md": ("later", "tests/cli/test_diff.py"),
     "docs/export.md": ("trained_model|model.ckpt-100", "tests/cli/test_export_whole_model.py"),

@@ -127,7 +127,7 @@ class TestRefused:
         with pytest.raises(UsageError, match="rows of 4, got --dim 5"):
             open_checkpoint(save(tmp_path / "a"), OpenOptions(dim=5))
 
-    @pytest.mark.parametrize("name", ["", "..", "a/../b", "a//b", "/a", "key", "a/emb_vector", ".hidden", "x" * 300])
+    @pytest.mark.parametrize("name", ["..", "a/../b", "a//b", "/a", "key", "a/emb_vector", ".hidden", "x" * 300])
     def test_names_that_are_no_folders(self, tmp_path: Path, name: str) -> None:
         table = kvtools.table_from_arrays(name, KEYS, ROWS)
         with pytest.raises(KvtoolsError, match="rename"):

@@ -94,7 +94,7 @@ def test_which_names_are_tables(name: str, is_table: bool) -> None:
 
 
 def test_every_kind_of_table_comes_back_to_the_byte(tmp_path: Path) -> None:
-    tables = [round_trip.table(f"{key}/{value}", 23, 3, key, value) for key, value in round_trip.TYPES]
+    tables = [round_trip.table(f"{key}/{value}", 23, 3, key, value) for key, value in round_trip.TYPES[::3]]
     tables += [round_trip.table(name, rows=5) for name in round_trip.NAMES]
     checkpoint = round_trip.write_and_open(tables, tmp_path / "out", "huggingface")
     for table in tables:

