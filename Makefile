@@ -23,7 +23,7 @@ PYTHONS ?=
 TENSORFLOWS ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: help setup setup-horovod wheels matrix demo examples test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
+.PHONY: help setup setup-horovod wheels matrix demo examples test test-all test-rest test-durations peers spark redis load-generators chromium fuzz sanitize lint types format bench \
   bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-export bench-saves bench-sok bench-gpu bench-install docs clean
 
 help: ## list the targets
@@ -75,7 +75,7 @@ test-all: ## everything that must pass: `make test`, and some half an hour more
 	@$(MAKE) --no-print-directory test-rest
 
 # What test-all adds to test: the whole grids, more examples of each property, sanitizers, other engines, CUDA's compiler.
-test-rest: setup setup-horovod redis chromium peers sanitize
+test-rest: setup setup-horovod redis chromium peers spark sanitize
 	$(PYTEST) -m 'thorough or hypothesis' --hypothesis-profile=thorough --costs=build/costs-rest.jsonl
 
 test-durations: ## write what each file took in the last `make test-all` into docs/testing.md
@@ -100,6 +100,14 @@ chromium:
 peers: setup ## other engines, each in its environment, to exchange checkpoints with
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then $(BIN)/python benchmarks/peers/tfra.py >/dev/null; \
 	else echo "make: TFRA has no wheels for this Python: tests that exchange checkpoints with it are skipped." >&2; fi
+
+# Some 450 MB to fetch, and half a minute of work.
+spark: setup ## Spark, to read the Parquet folders that kvtools writes
+	@$(BIN)/python -c 'import pyspark' 2>/dev/null || $(BIN)/pip install -q -c constraints.txt pyspark || \
+	  echo "make: without pyspark the tests of Spark reading our Parquet are skipped." >&2
+	@command -v java >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get update -qq && apt-get install -y -qq default-jre-headless; } || \
+	  echo "make: without Java the tests of Spark reading our Parquet are skipped: install a JDK 17 or later to run them." >&2
 
 fuzz: setup ## change files at random and open them, for FUZZ_SECONDS (600)
 	$(BIN)/python tests/fuzz/fuzz.py

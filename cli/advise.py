@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from kvtools.advise import MAX_ERROR, MAX_LOSS, Advice, Goal, TableAdvice, advise, described
 from kvtools.auc import scorer_named
 from kvtools.byte_size import byte_size
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -26,10 +26,15 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.simulate import LogColumns, TimeColumn
+from kvtools.cli.terminal import display_width, prose, width
 from kvtools.clip_policy import version_unit_of
 from kvtools.errors import UsageError
 from kvtools.id_log import open_log
 from kvtools.replace_output import check_free, replace_files
+
+
+_WORTH_SAYING = 0.2
+"""Of lookups: what loses more is tried, told in JSON, and not printed."""
 
 
 def run(
@@ -94,7 +99,7 @@ def run(
       kvtools advise model.ckpt-100 --budget 2GiB --output policy.toml
       kvtools advise model.ckpt-100 --for training --max-loss 0.001 --details
       kvtools advise model.ckpt-100 --log ids.parquet --column user_id=user_emb
-      kvtools advise model.ckpt-100 --log ids.parquet --labels clicked --scorer dot
+      kvtools advise model.ckpt-100 --log ids.parquet --labels clicked --scorer rank:score
     """
     if goal not in ("serving", "training"):
         raise UsageError(f"advising on '{path}': got --for {goal}, expected serving or training")
@@ -134,17 +139,17 @@ def run(
     if as_json:
         record = described(advice)
         record |= {"policy": str(output) if output else None, "command": advice.command(str(output or "policy.toml"))}
-        print(json.dumps(record | ({"dry_run": True} if dry_run else {})))
+        print(dumps({**record, "dry_run": dry_run}))
         return
     print_advice(advice, str(path), details=details)
     if output is not None:
-        print(f"{'would write' if dry_run else 'wrote'} {output}")
+        print(f"nothing was written; {output} would be" if dry_run else f"wrote {output}")
     if advice.empty:
-        print("nothing to do within this loss and this error; see --max-loss, --max-error and --details")
+        print(prose("nothing to do within this loss and this error; see --max-loss, --max-error and --details"))
         return
     if output is None:
         print("--output policy.toml writes this policy; then do it:")
-    print(advice.command(str(output or "policy.toml")))
+    print(_in_width(advice.command(str(output or "policy.toml"))))
 
 
 def print_advice(advice: Advice, path: str, *, details: bool) -> None:
@@ -169,7 +174,7 @@ def print_advice(advice: Advice, path: str, *, details: bool) -> None:
     header = ["table", "now", "advice", "after", "saves", "lookups lost", *(["error"] if lossy else [])]
     print(columns(header, rows, right=frozenset({1, 3, 4, 5, 6})))
     if advice.over_budget and advice.budget is not None:
-        print(f"budget: {size(advice.budget)}: more rows go for it, the lowest by {advice.compared_by} first")
+        print(prose(f"budget: {size(advice.budget)}: more rows go for it, the lowest by {advice.compared_by} first"))
     elif advice.budget is not None:
         print(f"budget: {size(advice.budget)}: they fit")
     if advice.auc is not None:
@@ -177,10 +182,19 @@ def print_advice(advice: Advice, path: str, *, details: bool) -> None:
         print(f"AUC: {before:.4f} now, {after:.4f} after")
     for table in advice.tables:
         for note in table.notes:
-            print(f"{shown(table.table)}: {note}")
+            print(prose(f"{shown(table.table)}: {note}"))
     if details:
         print()
         _print_measures(advice)
+
+
+def _in_width(command: str) -> str:
+    """Return a command in lines of the terminal's width, as a shell takes them."""
+    room = width()
+    if room is None or display_width(command) <= room:
+        return command
+    before, policy, after = command.rpartition(" --policy ")
+    return f"{before} \\\n  {policy.strip()} {after}"
 
 
 def _told(table: TableAdvice) -> list[str]:
@@ -200,7 +214,7 @@ def _print_measures(advice: Advice) -> None:
     rows = [
         [
             shown(table.table),
-            f"{'*' if measure.advised else ' '} {measure.line}",
+            measure.line + (" *" if measure.advised else ""),
             f"{measure.rows:,}" if measure.rows else "",
             size(measure.bytes),
             _percent(measure.lookups),
@@ -209,10 +223,11 @@ def _print_measures(advice: Advice) -> None:
         ]
         for table in advice.tables
         for measure in table.measures
+        if measure.advised or (measure.lookups or 0) <= _WORTH_SAYING
     ]
-    header = ["table", "  measure, alone", "rows", "saves", "lookups lost", "error", "cosine"]
+    header = ["table", "measure, alone", "rows", "saves", "lookups lost", "error", "cosine"]
     print(columns(header, rows, right=frozenset({2, 3, 4, 5, 6})))
-    print("* advised; error and cosine are of the rows, or of a sample of them; admission saves in training")
+    print(prose("* advised; error and cosine are of the rows, or of a sample of them; admission saves in training"))
     print()
 
 

@@ -60,7 +60,7 @@ COMMANDS = {
 
 HELD_BACK = frozenset(
     {"verify", "diff", "report", "migrate", "clip", "cast", "repair", "reshard", "merge", "apply", "split", "rename"}
-    | {"explore", "export"}
+    | {"advise", "explore", "export", "simulate"}
 )
 """Commands whose work is a file or a verdict: they go on to their end, whoever reads what they say of it."""
 

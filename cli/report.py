@@ -36,6 +36,9 @@ def run(
     html: Annotated[
         Path, typer.Option("--html", metavar="OUT", help="The page to write.", callback=no_standard_output)
     ],
+    compare: Annotated[
+        str | None, typer.Option("--compare", metavar="OLD", help="A checkpoint since which to tell what changed.")
+    ] = None,
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="What stands above the page.")] = None,
     table: Tables = None,
     force: Force = False,
@@ -46,15 +49,17 @@ def run(
     workers: Workers = None,
     engine: EngineName = "local",
 ) -> None:
-    """Write a page of plots about the tables: norms, frequencies, ages, parts, and what clipping would save.
+    """Write a page about the tables: what they are like, what to do, and the plots that show why.
 
-    The page is one HTML file that needs no network: mail it, print it, keep it beside the checkpoint. Given several
-    checkpoints, it also shows how the tables grew; the plots of each table are of the last one.
+    The page is one HTML file that needs no network: mail it, print it, keep it beside the checkpoint. It begins with an
+    answer, and has the tables by their bytes. Given several checkpoints, it also shows how the tables grew; with
+    --compare, which rows came and went, and how norms and frequencies drifted.
 
     \b
     Examples:
       kvtools report model.ckpt-100 --html report.html
       kvtools report model.ckpt-100 model.ckpt-200 model.ckpt-300 --html growth.html --table user_emb
+      kvtools report model.ckpt-200 --compare model.ckpt-100 --html since.html
     """
     where = engine_named(engine)
     opened = [source.open(path, memory, lenient=True) for path in paths]
@@ -65,6 +70,8 @@ def run(
         size = write_report(
             checkpoints,
             html,
+            compare=None if compare is None else source.open(compare, memory, lenient=True),
+            source=paths[-1],
             tables=table or [],
             title=title,
             memory=bytes_of(memory),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,16 +10,18 @@ from typing import Annotated
 import typer
 
 from kvtools.cast import FLOATS
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import AsJson, DryRun, Force, no_standard_output
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose, width
 from kvtools.clip_policy import read_policy
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import numpy_dtype
 from kvtools.errors import UsageError
 from kvtools.id_log import open_log
-from kvtools.replace_output import replace_files
+from kvtools.replace_output import check_free, replace_files
 from kvtools.simulate import Moment, RowSize, Simulation, TableRun, described, moment_record, simulate
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -94,6 +95,8 @@ def run(
       kvtools simulate policy.toml ids.npy --json
     """
     told = read_policy(policy)
+    if csv_file is not None:
+        check_free(csv_file.absolute(), force=force)
     rows: dict[str, RowSize] | RowSize | None = None
     if like is not None:
         if dim is not None or slots:
@@ -122,14 +125,17 @@ def run(
     if as_json:
         record = {"policy": policy, "log": log, "batch_size": batch_size, "steps": made.steps}
         tables = [described(table) for table in made.tables]
-        record |= {"examples": made.examples, "tables": tables, "notes": list(made.notes)}
-        print(json.dumps(record | ({"dry_run": True} if dry_run else {})))
+        print(
+            dumps(
+                {**record, "examples": made.examples, "tables": tables, "notes": list(made.notes), "dry_run": dry_run}
+            )
+        )
         return
     print_simulation(made, batch_size)
     if rows is None:
-        print("bytes: not known, as nothing says how wide rows are; see --like and --dim")
+        print(prose("bytes: not known, as nothing says how wide rows are; see --like and --dim"))
     if csv_file is not None:
-        print(f"{'would write' if dry_run else 'wrote'} {csv_file}")
+        print(f"nothing was written; {csv_file} would be" if dry_run else f"wrote {csv_file}")
 
 
 def print_simulation(made: Simulation, batch_size: int) -> None:
@@ -156,7 +162,8 @@ def print_simulation(made: Simulation, batch_size: int) -> None:
     )
     for table in made.tables:
         name = shown(table.table)
-        moments = _resampled(table.moments, _SPARKS)
+        room = width()
+        moments = _resampled(table.moments, _SPARKS if room is None else max(8, min(_SPARKS, room - len(name) - 32)))
         rows = [moment.rows for moment in moments]
         rates = [moment.hit_rate or 0.0 for moment in moments]
         print(f"{name}: rows      {spark(rows)}  up to {max(rows, default=0):,}")
@@ -174,9 +181,9 @@ def print_simulation(made: Simulation, batch_size: int) -> None:
             if count
         ]
         if told:
-            print(f"{name}: {', '.join(told)}")
+            print(prose(f"{name}: {', '.join(told)}"))
     for note in made.notes:
-        print(note)
+        print(prose(note))
     print(f"{made.steps:,} steps of {batch_size:,}: {made.examples:,} rows of the log")
 
 

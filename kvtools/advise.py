@@ -65,7 +65,8 @@ class TableAdvice:
     """What to do with a table: the fields of its entry in a policy, and what they save and cost together.
 
     `rows` and `bytes` are those of now, `kept` and `bytes_after` those that stay. Of `lookups` that find a row now
-    `lookups_missed` will not; None where nobody counts. `error` is what the rows lose as `dtype`.
+    `lookups_missed` will not; None where nobody counts. Of these, `lookups_of_zeros` find rows of zeros, which an export
+    leaves out, as a missing key gives the same: they lose nothing. `error` is what the rows lose as `dtype`.
     """
 
     table: str
@@ -75,6 +76,7 @@ class TableAdvice:
     bytes_after: int
     lookups: int | None
     lookups_missed: int | None
+    lookups_of_zeros: int
     dtype: str | None
     error: RowError | None
     fields: Mapping[str, Any]
@@ -89,8 +91,10 @@ class TableAdvice:
 
     @property
     def loss(self) -> float | None:
-        """The share of lookups that will miss a row; None where nobody counts, or there are none."""
-        return self.lookups_missed / self.lookups if self.lookups and self.lookups_missed is not None else None
+        """The share of lookups that will miss a row that is not zeros; None where nobody counts, or there are none."""
+        if not self.lookups or self.lookups_missed is None:
+            return None
+        return (self.lookups_missed - self.lookups_of_zeros) / self.lookups
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,8 @@ class Advice:
         """The share of all lookups that will miss a row; None where no table's are counted."""
         counted = [table for table in self.tables if table.lookups is not None]
         lookups = sum(table.lookups or 0 for table in counted)
-        return sum(table.lookups_missed or 0 for table in counted) / lookups if lookups else None
+        lost = sum((table.lookups_missed or 0) - table.lookups_of_zeros for table in counted)
+        return lost / lookups if lookups else None
 
     def policy_text(self) -> str:
         """Return the policy as a TOML file."""
@@ -338,6 +343,7 @@ def _plan(
         reader,
         norms=norm_thresholds(sample),
         counts=None if counts is None else counts.of,
+        free_zeros=goal == "serving",
         now=now,
         version_unit=version_unit,
         progress=progress,
@@ -475,6 +481,7 @@ def _advice(plan: _Plan, choice: Choice, goal: Goal, over_budget: bool) -> Table
         choice.bytes,
         lookups,
         missed,
+        plan.survey.lookups_of_zeros if "zeros" in choice.failed else 0,
         plan.dtype,
         plan.error,
         fields,

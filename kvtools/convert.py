@@ -34,7 +34,7 @@ class Rows(Protocol):
         """The NumPy type of the values."""
         ...
 
-    def chunks(self, columns: Columns = ...) -> Iterator[Chunk]:
+    def chunks(self, columns: Columns = ..., *, rows: int | None = ...) -> Iterator[Chunk]:
         """Yield all rows in order."""
         ...
 
@@ -44,7 +44,9 @@ NAMES = ("values", "slots", "freqs", "versions")
 
 
 def to_numpy(table: Rows, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Chunk:
-    """Return the rows of a table as NumPy columns.
+    """Return the rows of a table as NumPy columns, which may be the table's own: copy them before you change them.
+
+    Of a table of one part that is not compressed they are read once, to where they stay.
 
     Args:
         table: any table; its checksums are checked.
@@ -68,6 +70,14 @@ def to_numpy(table: Rows, columns: Sequence[str] | None = None, *, limit: int | 
     chosen = _chosen(columns)
     rows = _rows(table, limit)
     _ = table.key_dtype, table.value_dtype  # A table of strings refuses here, and says why.
+    if rows and len([part for part in table.schema.part_rows if part]) == 1:
+        chunks = table.chunks(chosen, rows=rows)
+        first = next(chunks, None)
+        if first is not None and len(first) == rows:
+            if rows == table.rows:
+                for _ in chunks:  # to the end, where checksums are checked
+                    pass
+            return first
     whole = empty_chunk(table.schema, rows, chosen)
     at = 0
     for chunk in _first(table, chosen, rows):
@@ -109,16 +119,16 @@ def to_pandas(
     columns: Sequence[str] | None = None,
     *,
     limit: int | None = None,
-    vectors: Literal["columns", "arrays"] = "columns",
+    vectors: Literal["columns", "arrays"] = "arrays",
 ) -> Any:
     """Return the rows of a table as a `pandas.DataFrame`.
 
     Args:
         table, columns, limit: as for `to_numpy`.
-        vectors: "columns" makes a column of each number, `value_0` to `value_<dim - 1>` and `slot_<name>_0`, ...: one
-            block of memory, on which pandas computes at full speed. "arrays" makes one column `value` of NumPy arrays
-            [dim], and `slot_<name>`: easy to look at and to join, many times larger and slower. bfloat16 becomes
-            float32 in both.
+        vectors: "arrays" makes one column `value` of NumPy arrays [dim], and `slot_<name>`: easy to look at and to
+            join; they are views of one array [n, dim], which `numpy.stack` makes again. "columns" makes a column of
+            each number, `value_0` to `value_<dim - 1>` and `slot_<name>_0`, ...: one block of memory, on which pandas
+            computes at full speed. bfloat16 becomes float32 in both.
 
     Raises:
         MissingDependencyError: pandas is not installed.
@@ -126,10 +136,10 @@ def to_pandas(
     Example:
         >>> from kvtools.array_table import ArrayTable
         >>> table = ArrayTable("emb", np.array([7, -2]), np.float32([[1, 2], [3, 4]]))
-        >>> to_pandas(table).set_index("key").loc[-2].tolist()
+        >>> to_pandas(table).set_index("key").value[-2].tolist()
         [3.0, 4.0]
-        >>> to_pandas(table, vectors="arrays").value[0].tolist()
-        [1.0, 2.0]
+        >>> to_pandas(table, vectors="columns").columns.tolist()
+        ['key', 'value_0', 'value_1']
     """
     try:
         import pandas

@@ -1,12 +1,13 @@
 """Norms in bins whose edges are short decimal numbers, as fine as what was seen lets them be.
 
 An edge is a threshold that a person types, such as 0.0127: how many norms are below it is exact, to the row, as
-`kvtools.clip` compares them. Norms that lie close together get bins of many digits, norms all over the place such of few.
+`kvtools.clip` compares them. Norms that lie close together get bins of many digits, others bins of few.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -141,7 +142,7 @@ class DecimalHistogram:
             if not len(near):  # many rows in one bin
                 near = np.array([int(np.argmin(off))])
             at = min(near.tolist(), key=lambda i: (_length(self.start + i, self.digits), off[i]))
-            if 0 < below[at]:
+            if below[at] > 0:
                 found.setdefault(int(below[at]), (float(self.edges[at]), int(below[at])))
         return [found[count] for count in sorted(found)]
 
@@ -155,7 +156,7 @@ class DecimalHistogram:
         below = np.concatenate([[0], np.cumsum(self.counts)])
         return [
             (float(self.edges[a]), float(self.edges[b]), int(below[b] - below[a]))
-            for a, b in zip(at[:-1], at[1:], strict=True)
+            for a, b in itertools.pairwise(at.tolist())
         ]
 
     def _cover(self, low: Any, high: Any) -> None:

@@ -35,8 +35,16 @@ class CorruptFileError(BadInputError):
     """A file's bytes contradict its own checksum or its own structure (exit 1)."""
 
 
-class UnknownTableError(BadInputError):
-    """A table was named that the checkpoint does not have (exit 1)."""
+class UnknownTableError(BadInputError, KeyError):
+    """A table was named that the checkpoint does not have (exit 1); a `KeyError`, as of any mapping."""
+
+    __str__ = Exception.__str__
+
+
+class UnknownKeyError(BadInputError, KeyError):
+    """A key was asked for that the table does not have (exit 1); a `KeyError`, as of any mapping."""
+
+    __str__ = Exception.__str__
 
 
 class OutputError(KvtoolsError):

@@ -5,30 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from html import escape
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kvtools import __version__
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
-from kvtools.dialects.schema import TableSchema
+from kvtools.dialects.schema import TableSchema, row_bytes
 from kvtools.engine import Engine
 from kvtools.errors import one_line
+from kvtools.explore.command import ClipSource, clip_command
 from kvtools.quantized_rows import stored_row_bytes
 from kvtools.replace_output import check_free, replace_files
+from kvtools.report_changes import QUANTILES, Changes, TableChange, changes_since, describe_change
 from kvtools.report_plots import (
+    Plot,
     clip_plot,
     frequency_clip_plot,
     growth_plot,
     norm_plot,
     parts_plot,
-    short_number,
     version_plot,
     zipf_plot,
 )
+from kvtools.short_numbers import short_number
 from kvtools.stats import ColumnStats, TableStats, describe_stats, table_stats
+from kvtools.table_answer import Advice, advise_table, describe_table
+from kvtools.thresholds import Threshold, age_thresholds, freq_thresholds, norm_thresholds
+from kvtools.visible_text import html_text
 
+_PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
+_FEW = 5
+_ADVICE_SHOWN = 12
 _TABLES_PLOTTED = 40
 """More would make a page that no browser likes."""
 
@@ -55,6 +65,10 @@ th, td { text-align: left; padding: .35rem .9rem .35rem 0; border-bottom: 1px so
 th { color: var(--quiet); font-weight: 500; white-space: nowrap; }
 td { overflow-wrap: break-word; max-width: 24rem; } td.n, th.n { text-align: right; white-space: nowrap; }
 a { color: var(--line-0); text-decoration: none; }
+.answer { border-left: 4px solid var(--line-0); padding: .1rem 0 .1rem 1.1rem; margin: 1.2rem 0; }
+ul { margin: .5rem 0; padding-left: 1.2rem; } li { margin: .4rem 0; overflow-wrap: anywhere; }
+pre { background: var(--card); border-radius: 6px; padding: .5rem .8rem; margin: .3rem 0; white-space: pre-wrap;
+  overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .8rem; margin: 1.1rem 0; }
 .facts div { background: var(--card); border-radius: 8px; padding: .7rem .9rem; }
 .facts b { display: block; font-size: 1.25rem; font-weight: 600; line-height: 1.3; }
@@ -88,10 +102,22 @@ class _Number:
     text: str
 
 
+@dataclass(frozen=True)
+class _Reported:
+    """A table with all that is told of it."""
+
+    schema: TableSchema
+    stats: TableStats
+    advice: list[Advice]
+    change: TableChange | None
+
+
 def write_report(
     checkpoints: Sequence[Checkpoint],
     output: Path,
     *,
+    compare: Checkpoint | None = None,
+    source: str | None = None,
     tables: Sequence[str] = (),
     title: str | None = None,
     memory: int = DEFAULT_MEMORY,
@@ -106,6 +132,8 @@ def write_report(
     Args:
         checkpoints: one, or several of one model, oldest first. Only the last one's rows are read.
         output: the HTML file; appears whole or not at all.
+        compare: an older checkpoint: what changed since then is told, and its rows are read, too.
+        source: what commands on the page name as the checkpoint; its path if None.
         tables: names of tables; all if empty.
         title: what stands above; made from the path if None.
         memory: see `kvtools.stats.table_stats`, as for `workers`, `engine` and `progress`.
@@ -128,9 +156,15 @@ def write_report(
     check_free(output.absolute(), force=force)
     checkpoint = checkpoints[-1]
     readers = checkpoint.select(tables)
-    stats = table_stats(readers, memory=memory, workers=workers, engine=engine, progress=progress)
+    stats = table_stats(readers, fine=True, memory=memory, workers=workers, engine=engine, progress=progress)
     schemas = [reader.schema for reader in readers]
-    page = render_report(checkpoints, schemas, stats, title=title).encode()
+    changes = None
+    if compare is not None:
+        names = [schema.name for schema in schemas]
+        changes = changes_since(
+            compare, checkpoint, names, memory=memory, workers=workers, engine=engine, progress=progress
+        )
+    page = render_report(checkpoints, schemas, stats, changes=changes, source=source, title=title).encode()
     with replace_files(output, force=force, dry_run=dry_run) as staging:
         staging.write_bytes(page)
     return len(page)
@@ -141,72 +175,160 @@ def render_report(
     schemas: Sequence[TableSchema],
     stats: dict[str, TableStats],
     *,
+    changes: Changes | None = None,
+    source: str | None = None,
     title: str | None = None,
     when: datetime | None = None,
 ) -> str:
     """Return the page about these tables of the last of `checkpoints`, as HTML.
 
-    `stats` are the tables' statistics by name; `when` is the time to show, now if None.
+    `stats` are the tables' statistics by name, with fine norms; `changes` what changed since another checkpoint;
+    `source` what commands name as the checkpoint, its path if None; `when` the time to show, now if None.
     """
     checkpoint = checkpoints[-1]
     title = title or f"Embedding tables of {Path(checkpoint.path).name or checkpoint.path}"
     when = when or datetime.now(timezone.utc)
+    source = str(checkpoint.path) if source is None else source
+    tables = [
+        _Reported(
+            schema,
+            stats[schema.name],
+            advise_table(schema, stats[schema.name], source),
+            None if changes is None else changes.tables.get(schema.name),
+        )
+        for schema in sorted(schemas, key=lambda schema: -schema.bytes)
+    ]
     body = [
-        f"<h1>{_text(title)}</h1>",
-        f'<p class="quiet">{_text(str(checkpoint.path))} &middot; {_text(checkpoint.dialect)} &middot; '
+        f"<h1>{html_text(title)}</h1>",
+        f'<p class="quiet">{html_text(str(checkpoint.path))} &middot; {html_text(checkpoint.dialect)} &middot; '
         f'<time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">{when:%Y-%m-%d %H:%M} UTC</time></p>',
-        _overview(checkpoint, schemas, stats),
+        _answer(checkpoint, tables, source, changes),
+        _overview(checkpoint, tables),
     ]
     if len(checkpoints) > 1:
-        body.append(_growth(checkpoints, [schema.name for schema in schemas]))
-    largest = sorted(schemas, key=lambda schema: -schema.bytes)[:_TABLES_PLOTTED]
-    plotted = {schema.name for schema in largest}
-    for number, schema in enumerate(schemas):
-        body.append(_table(number, schema, stats[schema.name], with_plots=schema.name in plotted))
+        body.append(_growth(checkpoints, [table.schema.name for table in tables]))
+    for number, table in enumerate(tables):
+        body.append(_table(number, table, with_plots=number < _TABLES_PLOTTED))
     body.append(f"<footer>Written by kvtools {__version__}.</footer>")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{html_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(body)
         + "\n</main>\n</body>\n</html>\n"
     )
 
 
-def _overview(checkpoint: Checkpoint, schemas: Sequence[TableSchema], stats: dict[str, TableStats]) -> str:
-    total = sum(schema.bytes for schema in schemas)
+def _answer(checkpoint: Checkpoint, tables: Sequence[_Reported], source: str, changes: Changes | None) -> str:
+    """Say what the tables are like and what to do, before all pictures."""
+    lines = [f'<p class="bad">{line}</p>' for line in _broken(checkpoint)]
+    if not tables:
+        return "\n".join([*lines, "<p>There are no key-value tables here.</p>"])
+    total = sum(table.schema.bytes for table in tables)
+    largest = tables[0].schema
+    size = f"{sum(table.schema.rows for table in tables):,} rows, {short_number(total, binary=True)}"
+    said = f"{len(tables):,} tables: {size}."
+    if len(tables) == 1:
+        said = f"One table: {size}."
+    elif total:
+        half = int(np.searchsorted(np.cumsum([table.schema.bytes for table in tables]), total / 2)) + 1
+        share = f"{_percent(largest.bytes, total)} of the bytes"
+        said += f" The largest, <strong>{html_text(largest.name)}</strong>, has {share}"
+        said += f"; the {half:,} largest have half of them." if half > 1 else "."
+    lines.append(f"<p>{said}</p>")
+    if changes is not None:
+        lines.append(f"<p>{_changed(tables, changes)}</p>")
+    cuts = [(table, advice) for table in tables for advice in table.advice[:_FEW] if advice.threshold is not None]
+    first: dict[str, tuple[_Reported, Advice]] = {}
+    for table, advice in cuts:  # the one of each table that saves most
+        first.setdefault(table.schema.name, (table, advice))
+    wrong = [(table, advice) for table in tables for advice in table.advice if advice.threshold is None]
+    saved = sum(advice.bytes for _, advice in first.values())
+    best = sorted(first.values(), key=lambda one: -one[1].bytes)
+    if saved:
+        lines.append(
+            f"<p>Leaving out what is hardly worth its memory saves <strong>{short_number(saved, binary=True)}</strong>,"
+            f" {_percent(saved, total)} of all:</p>"
+        )
+        chosen = [(table.schema.name, [advice.threshold]) for table, advice in best if advice.threshold is not None]
+        place = ClipSource.of(source, checkpoint.dialect)
+        lines.append(_advice_list(best[:_ADVICE_SHOWN]))
+        if len(best) > _ADVICE_SHOWN:
+            lines.append(f'<p class="quiet">And so of {len(best) - _ADVICE_SHOWN:,} more tables, see below.</p>')
+        if 1 < len(best) <= _ADVICE_SHOWN:
+            lines.append(f"<p>All of this at once:</p><pre>{_lines(clip_command(place, chosen, place.output))}</pre>")
+    if wrong:
+        lines += ["<p>What is wrong, or uneven:</p>", _advice_list(wrong[:_ADVICE_SHOWN])]
+        if len(wrong) > _ADVICE_SHOWN:
+            lines.append(f'<p class="quiet">And {len(wrong) - _ADVICE_SHOWN:,} more, see below.</p>')
+    if not saved and not wrong:
+        lines.append("<p>Nothing stands out: no bad numbers, and no rows that are hardly ever looked up.</p>")
+    return '<div class="answer">\n' + "\n".join(lines) + "\n</div>"
+
+
+def _advice_list(advice: Sequence[tuple[_Reported, Advice]]) -> str:
+    items = (
+        f"<li><strong>{html_text(table.schema.name)}</strong>: {html_text(one.text)}<pre>{_lines(one.command)}</pre></li>"
+        for table, one in advice
+    )
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def _changed(tables: Sequence[_Reported], changes: Changes) -> str:
+    """Say what changed in all tables together."""
+    diffs = [table.change.diff for table in tables if table.change is not None and table.change.diff is not None]
+    said = f"Since {html_text(changes.path)}: {sum(diff.added for diff in diffs):,} rows came,"
+    said += f" {sum(diff.removed for diff in diffs):,} went, {sum(diff.changed for diff in diffs):,} changed"
+    for names, what in ((changes.added, "new"), (changes.removed, "gone")):
+        if names:
+            shown = ", ".join(html_text(name) for name in names[:_FEW])
+            more = f" and {len(names) - _FEW:,} more" if len(names) > _FEW else ""
+            said += f"; {what}: {'table' if len(names) == 1 else 'tables'} {shown}{more}"
+    return f"{said}."
+
+
+def _broken(checkpoint: Checkpoint) -> list[str]:
+    return [
+        f"Table {html_text(name)} cannot be read: {html_text(one_line(str(error)))}"
+        for name, error in checkpoint.broken.items()
+    ]
+
+
+def _overview(checkpoint: Checkpoint, tables: Sequence[_Reported]) -> str:
+    total = sum(table.schema.bytes for table in tables)
     parts = [
         _facts(
             [
-                (f"{len(schemas):,}", "table" if len(schemas) == 1 else "tables"),
-                (f"{sum(schema.rows for schema in schemas):,}", "rows"),
+                (f"{len(tables):,}", "table" if len(tables) == 1 else "tables"),
+                (f"{sum(table.schema.rows for table in tables):,}", "rows"),
                 (short_number(total, binary=True), "in tables"),
                 (f"{len(checkpoint.variables):,}", "dense variables"),
                 (short_number(sum(variable.bytes for variable in checkpoint.variables), binary=True), "in variables"),
             ]
         )
     ]
-    for name, error in checkpoint.broken.items():
-        parts.append(f'<p class="bad">Table {_text(name)} cannot be read: {_text(one_line(str(error)))}</p>')
-    if not schemas:
-        parts.append("<p>There are no key-value tables here.</p>")
-        return "\n".join(parts)
+    if not tables:
+        return parts[0]
     header: list[str | _Number]
-    header = ["table", "key", "value", _Number("dim"), _Number("rows"), _Number("parts"), "slots", _Number("bytes"), ""]
+    header = ["table", "key", "value", _Number("dim"), _Number("rows"), _Number("parts"), "slots", _Number("bytes")]
+    header += [_Number("of all"), _Number("to save"), ""]
     rows: list[list[str | _Number]] = []
-    for number, schema in enumerate(schemas):
-        faults = _faults(stats[schema.name])
+    for number, table in enumerate(tables):
+        schema, faults = table.schema, _faults(table.stats)
+        saved = max((advice.bytes for advice in table.advice), default=0)
         rows.append(
             [
-                f'<a href="#table-{number}">{_text(schema.name)}</a>',
-                _text(schema.key_dtype),
-                _text(schema.value_dtype),
+                f'<a href="#table-{number}">{html_text(schema.name)}</a>',
+                html_text(schema.key_dtype),
+                html_text(schema.value_dtype),
                 _Number(str(schema.dim)),
                 _Number(f"{schema.rows:,}"),
                 _Number(f"{schema.parts:,}"),
-                _text(", ".join(slot.name for slot in schema.slots)) or "none",
+                html_text(", ".join(slot.name for slot in schema.slots)) or "none",
                 _Number(short_number(schema.bytes, binary=True)),
-                f'<span class="bad">{_text(", ".join(faults))}</span>' if faults else "",
+                _Number(_percent(schema.bytes, total)),
+                _Number(short_number(saved, binary=True) if saved else ""),
+                f'<span class="bad">{html_text(", ".join(faults))}</span>' if faults else "",
             ]
         )
     parts.append(_html_table(header, rows))
@@ -225,10 +347,24 @@ def _faults(stats: TableStats) -> list[str]:
     return [f"{name}: {count:,}" for count, name in found if count]
 
 
-def _table(number: int, schema: TableSchema, stats: TableStats, *, with_plots: bool) -> str:
+def _table(number: int, table: _Reported, *, with_plots: bool) -> str:
+    schema, stats, change = table.schema, table.stats, table.change
     found = describe_stats(schema, stats)
     width = stored_row_bytes(schema)
     freqs, skew = found["freqs"], found["parts"]
+    lines = [f'<section class="table" id="table-{number}">', f"<h2>{html_text(schema.name)}</h2>"]
+    lines.append(
+        f'<p class="quiet">{html_text(schema.key_dtype)} keys, {schema.dim} {html_text(schema.value_dtype)} a row'
+        + (f", slots {html_text(', '.join(slot.name for slot in schema.slots))}" if schema.slots else ", no slots")
+        + "</p>"
+    )
+    lines += [f'<p class="quiet">Note: {html_text(note)}</p>' for note in schema.notes]
+    lines.append(f"<p>{' '.join(html_text(sentence) for sentence in describe_table(schema, stats))}</p>")
+    if table.advice:
+        items = (f"<li>{html_text(one.text)}<pre>{_lines(one.command)}</pre></li>" for one in table.advice)
+        lines.append(f"<ul>{''.join(items)}</ul>")
+    elif stats.rows:
+        lines.append("<p>Nothing to do stands out.</p>")
     facts = [
         (f"{stats.rows:,}", "rows"),
         (short_number(schema.bytes, binary=True), f"{width} bytes a row"),
@@ -241,14 +377,9 @@ def _table(number: int, schema: TableSchema, stats: TableStats, *, with_plots: b
         )
     if schema.parts > 1:
         facts.append((f"{skew['max_over_mean']:.2f}", "largest part over the mean"))
-    lines = [f'<section class="table" id="table-{number}">', f"<h2>{_text(schema.name)}</h2>"]
-    lines.append(
-        f'<p class="quiet">{_text(schema.key_dtype)} keys, {schema.dim} {_text(schema.value_dtype)} a row'
-        + (f", slots {_text(', '.join(slot.name for slot in schema.slots))}" if schema.slots else ", no slots")
-        + "</p>"
-    )
-    lines += [f'<p class="quiet">Note: {_text(note)}</p>' for note in schema.notes]
     lines.append(_facts(facts))
+    if change is not None:
+        lines += _change(change, stats, with_plots=with_plots)
     if with_plots:
         lines += ['<div class="plots">', *_plots(schema, stats, found), "</div>"]
     else:
@@ -256,40 +387,92 @@ def _table(number: int, schema: TableSchema, stats: TableStats, *, with_plots: b
             f'<p class="quiet">Only the {_TABLES_PLOTTED} largest tables have plots; name this one with --table.</p>'
         )
     lines += ["<h3>Numbers</h3>", _numbers(found)]
-    lines += ["<h3>What a threshold cuts</h3>", _savings(found["clip"], stats.rows), "</section>"]
+    lines += ["<h3>What a threshold cuts</h3>", _savings(schema, stats), "</section>"]
     return "\n".join(lines)
 
 
+def _change(change: TableChange, stats: TableStats, *, with_plots: bool) -> list[str]:
+    """Say what changed in a table: in words, in pictures, in numbers."""
+    lines = ["<h3>What changed</h3>", f"<p>{html_text(describe_change(change, stats))}</p>"]
+    if change.refused:
+        lines.append(f'<p class="quiet">Rows were not compared: {html_text(one_line(change.refused))}</p>')
+    before, diff = change.before, change.diff
+    if with_plots:
+        lines.append('<div class="plots">')
+        lines.append(
+            _figure(
+                "Did norms drift?",
+                "shares of the rows, now and before",
+                norm_plot(stats.fine["l2"], before.fine["l2"]) if stats.fine and before.fine else None,
+                "There are no norms to compare.",
+            )
+        )
+        if stats.freqs is not None and before.freqs is not None:
+            plot = zipf_plot(stats.freqs, before.freqs)
+            lines.append(_figure("Did frequencies?", "frequency by rank, now and before", plot, "All are zero."))
+        lines.append("</div>")
+    norms = [one.fine["l2"] for one in (before, stats) if one.fine]
+    if len(norms) == 2 and all(one.rows for one in norms):
+        header: list[str | _Number] = ["norm", *(_Number(f"{100 * share:g}%") for share in QUANTILES)]
+        rows: list[list[str | _Number]] = [
+            [name, *(_Number(_short(one.quantile(share))) for share in QUANTILES)]
+            for name, one in zip(("before", "now"), norms, strict=True)
+        ]
+        lines.append(_html_table(header, rows))
+    if diff is not None and diff.movers:
+        movers: list[list[str | _Number]] = [
+            [str(row.key), *(_Number(f"{number:.4g}") for number in (row.l2_change, row.l2_before, row.l2_after))]
+            for row in diff.movers
+        ]
+        heads: list[str | _Number] = [
+            "rows that moved furthest: key",
+            _Number("by"),
+            _Number("norm before"),
+            _Number("now"),
+        ]
+        lines.append(_html_table(heads, movers))
+    return lines
+
+
 def _plots(schema: TableSchema, stats: TableStats, found: dict[str, Any]) -> list[str]:
-    width, freqs, versions, skew = stored_row_bytes(schema), found["freqs"], found["versions"], found["parts"]
+    width, versions, skew = stored_row_bytes(schema), found["versions"], found["parts"]
+    fine = stats.fine.get("l2")
+    none = "There is no row with a norm to plot."
+    if fine is not None and fine.smallest == fine.largest and fine.smallest > 0:
+        none = f"All norms are {fine.smallest:.6g}."
     plots = [
         _figure(
             "How large are the rows?",
             f"{_outside(stats.values)} have no place on this scale" if _outside(stats.values) else "no row is all zero",
-            norm_plot(stats.values.l2),
-            "There is no row with a norm to plot.",
+            norm_plot(fine) if fine is not None else None,
+            none,
         ),
         _figure(
             "What would clipping save?",
             "rows whose numbers, or whose norm, are below the threshold",
-            clip_plot(schema, stats, width),
+            clip_plot(stats, width),
             "There is no row with a norm to cut by.",
         ),
     ]
     if stats.freqs is None:
         plots.append(_figure("How often are keys seen?", "", None, "This table records no frequencies."))
     else:
-        exponent = freqs["zipf_exponent"]
+        fit = stats.freqs.zipf_fit()
+        law = (
+            "no power law fits"
+            if fit is None
+            else f"Zipf exponent {fit.exponent:.2f} from rank {fit.first:,} to {fit.last:,}"
+        )
         plots += [
             _figure(
                 "How often are keys seen?",
-                "frequency by rank" + ("" if exponent is None else f", Zipf exponent {exponent:.2f}"),
+                f"frequency by rank, {law}",
                 zipf_plot(stats.freqs),
                 "All frequencies are zero.",
             ),
             _figure(
                 "What would a frequency filter save?",
-                "rows that were seen less often than the threshold",
+                "rows that were seen less often than the threshold, and their lookups",
                 frequency_clip_plot(stats.freqs, width),
                 "There is no row.",
             ),
@@ -338,7 +521,7 @@ def _numbers(found: dict[str, Any]) -> str:
 
     def line(name: str, column: dict[str, Any]) -> list[str | _Number]:
         return [
-            _text(name),
+            html_text(name),
             *(_Number(_short(column[field])) for field in ("min", "max", "mean", "std")),
             _Number(f"{column['zero_rows']:,}"),
             *(_Number(_alarming(column[field])) for field in ("nan_rows", "inf_rows")),
@@ -352,26 +535,33 @@ def _numbers(found: dict[str, Any]) -> str:
     return _html_table(header, rows) + note
 
 
-def _savings(clip: dict[str, list[dict[str, Any]]], rows: int) -> str:
-    rules = [("all |x| below", clip["abs"]), ("norm below", clip["l2"]), ("frequency below", clip["freq"][:12])]
+def _savings(schema: TableSchema, stats: TableStats) -> str:
+    """Make the table of what thresholds cut that are percentiles of the rows, exactly, and what is saved."""
+    fine = stats.fine
+    rules: list[tuple[str, list[Threshold]]] = [
+        ("frequency below", freq_thresholds(stats.freqs, _PERCENTILES) if stats.freqs else []),
+        ("norm below", norm_thresholds(fine["l2"], _PERCENTILES) if fine else []),
+        ("all |x| below", norm_thresholds(fine["abs"], _PERCENTILES, norm="abs") if fine else []),
+        ("older than", age_thresholds(stats.versions, _PERCENTILES) if stats.versions else []),
+    ]
     rules = [rule for rule in rules if rule[1]]
-    header: list[str | _Number] = [_Number(text) for name, _ in rules for text in (name, "rows cut", "bytes saved")]
-    lines: list[list[str | _Number]] = []
-    for number in range(max(len(savings) for _, savings in rules)):
+    if not rules:
+        return "<p>No threshold parts these rows.</p>"
+    header: list[str | _Number] = [_Number(text) for name, _ in rules for text in (name, "rows cut", "saved")]
+    width, lines = row_bytes(schema), []
+    for number in range(max(len(thresholds) for _, thresholds in rules)):
         line: list[str | _Number] = []
-        for _, savings in rules:
-            if number >= len(savings):
+        for _, thresholds in rules:
+            if number >= len(thresholds):
                 line += [_Number("")] * 3
                 continue
-            saving = savings[number]
-            cut = f"{saving['rows']:,} ({_percent(saving['rows'], rows)})"
-            line += [
-                _Number(f"{saving['threshold']:g}"),
-                _Number(cut),
-                _Number(short_number(saving["bytes"], binary=True)),
-            ]
+            one = thresholds[number]
+            cut = f"{one.rows:,} ({_percent(one.rows, stats.rows)})"
+            line += [_Number(one.label), _Number(cut), _Number(short_number(one.rows * width, binary=True))]
         lines.append(line)
-    return _html_table(header, lines)
+    moment = next((one.options[-1] for name, thresholds in rules if name == "older than" for one in thresholds), "")
+    note = f'<p class="quiet">Ages are counted from {html_text(moment)}.</p>' if moment else ""
+    return _html_table(header, lines) + note
 
 
 def _growth(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> str:
@@ -392,7 +582,7 @@ def _growth(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> str:
         since = "" if before is None else f"{total - before:+,}"
         lines.append(
             [
-                _text(str(checkpoint.path)),
+                html_text(str(checkpoint.path)),
                 _Number(f"{total:,}"),
                 _Number(short_number(size, binary=True)),
                 _Number(since),
@@ -427,14 +617,14 @@ def _labels(paths: Sequence[str]) -> list[str]:
     return list(paths)
 
 
-def _figure(question: str, note: str, svg: str | None, instead: str) -> str:
-    small = f"<small>{_text(note)}</small>" if note and svg else ""
-    content = svg or f'<p class="quiet">{_text(instead)}</p>'
-    return f"<figure><figcaption>{_text(question)}{small}</figcaption>{content}</figure>"
+def _figure(question: str, note: str, plot: Plot | None, instead: str) -> str:
+    small = f"<small>{html_text(note)}</small>" if note and plot else ""
+    content = plot.svg() if plot else f'<p class="quiet">{html_text(instead)}</p>'
+    return f"<figure><figcaption>{html_text(question)}{small}</figcaption>{content}</figure>"
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> str:
-    cells = "".join(f"<div><b>{_text(value)}</b><span>{_text(name)}</span></div>" for value, name in facts)
+    cells = "".join(f"<div><b>{html_text(value)}</b><span>{html_text(name)}</span></div>" for value, name in facts)
     return f'<div class="facts">{cells}</div>'
 
 
@@ -449,9 +639,9 @@ def _html_table(header: Sequence[str | _Number], rows: Sequence[Sequence[str | _
     return '<div class="wide"><table>' + "".join(f"<tr>{line}</tr>" for line in lines) + "</table></div>"
 
 
-def _text(text: str) -> str:
-    """Escape a text for HTML, on one line."""
-    return escape("".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text))
+def _lines(text: str) -> str:
+    """Escape a text of several lines for HTML."""
+    return "\n".join(html_text(line) for line in text.split("\n"))
 
 
 def _alarming(count: int) -> str:
@@ -459,7 +649,7 @@ def _alarming(count: int) -> str:
 
 
 def _short(value: Any) -> str:
-    return "&ndash;" if value is None else f"{value:.4g}" if isinstance(value, float) else _text(str(value))
+    return "&ndash;" if value is None else f"{value:.4g}" if isinstance(value, float) else html_text(str(value))
 
 
 def _percent(count: int, total: int) -> str:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from kvtools.decimal_histogram import DecimalHistogram
 from kvtools.errors import MissingDependencyError
 from kvtools.histogram import FrequencyHistogram, VersionHistogram
+from kvtools.short_numbers import short_number
 from kvtools.stats import TableStats
 
 Array = npt.NDArray[Any]
@@ -76,14 +77,10 @@ class Plot:
         Raises:
             MissingDependencyError: matplotlib is not installed.
         """
-        try:
+        with _style():
             from matplotlib.backends.backend_agg import FigureCanvasAgg
             from matplotlib.figure import Figure
-        except ImportError:
-            raise MissingDependencyError(
-                "drawing a report: matplotlib is not installed; run `pip install 'kvtools[report]'`"
-            ) from None
-        with _style():
+
             figure = Figure(figsize=(_WIDTH, _HEIGHT))
             self.draw(figure)
             _fit_margins(figure, FigureCanvasAgg(figure).get_renderer())
@@ -121,10 +118,12 @@ def norm_plot(norms: DecimalHistogram, before: DecimalHistogram | None = None) -
         for one, color, name in ((norms, _FIRST, "now"), (before, _SECOND, "before")):
             bars = [] if one is None else one.bars(cuts.tolist())
             if one is not None and bars:
-                rows = np.array([bar[2] for bar in bars], np.float64)
+                edges = np.array([bar[0] for bar in bars] + [bars[-1][1]])
+                # Edges are round numbers, so bars are not all of one width: heights are as if they were.
+                widths = np.diff(edges if linear else np.log(edges))
+                rows = np.array([bar[2] for bar in bars], np.float64) * np.median(widths) / widths
                 # Two histograms are compared by shares.
                 heights = rows if before is None else 100 * rows / one.rows
-                edges = [bar[0] for bar in bars] + [bars[-1][1]]
                 filled = one is norms
                 axes.stairs(heights, edges, fill=filled, color=color, linewidth=1.6, label=name)
         axes.set(xlabel="Euclidean norm of the row", ylabel="rows" if before is None else "rows, %")
@@ -183,7 +182,7 @@ def frequency_clip_plot(freqs: FrequencyHistogram, row_bytes: int) -> Plot | Non
     filled = np.flatnonzero(freqs.counts)
     first, last = int(filled[0]), int(filled[-1])
     at = np.unique(np.concatenate([[first], filled + 1]))
-    at = at[np.unique(np.linspace(0, len(at) - 1, 400).astype(np.int64))] if len(at) > 400 else at
+    at = at[np.unique(np.geomspace(1, len(at), 300).astype(np.int64)) - 1]  # on a logarithmic scale that is enough
     thresholds = np.maximum([freqs.edge(int(number)) for number in at], 1)
     low, high = 0.8 * float(thresholds[0]), 1.25 * float(thresholds[-1])
 
@@ -324,27 +323,13 @@ def growth_plot(labels: Sequence[str], amounts: Mapping[str, Sequence[int]], yla
     return Plot(f"{ylabel} of each checkpoint", draw)
 
 
-def short_number(value: float, *, binary: bool = False, digits: int = 3) -> str:
-    """Write a number in a few characters.
-
-    >>> short_number(1500), short_number(2e6), short_number(0.25), short_number(3 << 30, binary=True)
-    ('1.5k', '2M', '0.25', '3 GiB')
-    """
-    base, units = (1024.0, (" B", " KiB", " MiB", " GiB", " TiB")) if binary else (1000.0, ("", "k", "M", "G", "T"))
-    number, unit = float(value), 0
-    while abs(number) >= base and unit < len(units) - 1:
-        number /= base
-        unit += 1
-    return f"{number:.{digits if abs(number) < 10**digits else 4}g}{units[unit]}"
-
-
 def tick_places(low: float, high: float, most: int = _TICKS) -> list[float]:
     """Return where a logarithmic axis is marked: powers of ten if there are three, else round numbers between them.
 
     >>> tick_places(0.5, 2e6)
     [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0]
     >>> tick_places(1.1, 60.0), tick_places(0.97, 1.04)
-    ([2.0, 5.0, 10.0, 20.0, 50.0], [0.98, 0.99, 1.0, 1.01, 1.02, 1.03, 1.04])
+    ([3.0, 10.0, 30.0], [0.975, 0.99, 1.005, 1.02, 1.035])
     """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for multiples in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
@@ -357,7 +342,8 @@ def tick_places(low: float, high: float, most: int = _TICKS) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
     places = MaxNLocator(most, min_n_ticks=3).tick_values(low, high).tolist()
-    return [float(f"{place:.12g}") for place in places if low <= place <= high]
+    places = [float(f"{place:.12g}") for place in places]
+    return [place for place in places if low <= place <= high]
 
 
 def _axes(figure: Any) -> Any:
@@ -365,12 +351,18 @@ def _axes(figure: Any) -> Any:
 
 
 def _fit_margins(figure: Any, renderer: Any) -> None:
-    """Make the margins as wide as the text outside the axes needs, and no wider."""
+    """Make the margins as wide as the text outside the axes needs; measuring takes as long as drawing."""
     width, height = (inches * figure.dpi for inches in figure.get_size_inches())
     margin = _MARGIN * figure.dpi
-    for _ in range(2):  # with other margins there may be other labels
+    beside = len(figure.axes) > 1 or any(axes.child_axes for axes in figure.axes)
+    figure.subplots_adjust(left=0.13, right=0.85 if beside else 0.96, bottom=0.165, top=0.95)
+    for _ in range(3):  # with other margins there may be other labels
         inner = figure.axes[0].get_window_extent(renderer)
         boxes = [axes.get_tightbbox(renderer) for axes in figure.axes]
+        outer = min(box.x0 for box in boxes), min(box.y0 for box in boxes)
+        ends = width - max(box.x1 for box in boxes), height - max(box.y1 for box in boxes)
+        if all(0.4 * margin <= gap <= 0.3 * figure.dpi for gap in (*outer, *ends)):
+            return
         left = inner.x0 - min(box.x0 for box in boxes) + margin
         right = max(box.x1 for box in boxes) - inner.x1 + margin
         bottom = inner.y0 - min(box.y0 for box in boxes) + margin
@@ -456,7 +448,12 @@ def _bytes_beside(axes: Any, total: int) -> None:
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
     """Draw as the page wants it."""
-    import matplotlib as mpl
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise MissingDependencyError(
+            "drawing a report: matplotlib is not installed; run `pip install 'kvtools[report]'`"
+        ) from None
 
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # the browser's fonts are what counts

@@ -56,14 +56,15 @@ class Survey:
 
     `lookups` are those that find a row: the sum of its frequencies, or the log's; None where nobody counts. `never`
     rows were not looked up at all. `not_finite` rows have a NaN or an infinity, `largest` is the largest absolute value
-    of the others. `now` is what ages were counted from. `waited[n]` is how many lookups would have found no row yet,
-    had keys got their rows with the n-th, and `rare[n]` how many keys would have got none.
+    of the others; `zeros` rows are zeros alone, and `lookups_of_zeros` find these. `now` is what ages were counted from.
+    `waited[n]` is how many lookups would have found no row yet, had keys got their rows with the n-th, and `rare[n]` how many keys would have got none.
     """
 
     rows: int
     lookups: int | None
     never: int
     zeros: int
+    lookups_of_zeros: int
     not_finite: int
     largest: float
     thresholds: Thresholds
@@ -94,6 +95,7 @@ def survey_rows(
     *,
     norms: tuple[float, ...] = (),
     counts: Callable[[Array], Array] | None = None,
+    free_zeros: bool = False,
     now: int | None = None,
     version_unit: VersionUnit | None = None,
     progress: Progress | None = None,
@@ -104,6 +106,7 @@ def survey_rows(
         table: the table.
         norms: the thresholds on norms, the smallest first.
         counts: tells how often keys [n] are looked up, int64 [n]; their frequencies count if None.
+        free_zeros: a lookup of a row of zeros loses nothing: a missing key gives zeros.
         now: what ages are counted from, Unix seconds or a step; the largest version if None.
         version_unit: what versions count, where the files do not say.
         progress: called as rows are read.
@@ -116,7 +119,7 @@ def survey_rows(
     shape = (len(thresholds.freqs) + 1, len(ages) + 1, len(norms) + 1)
     cells, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float64)
     counted = counts is not None or schema.has_freqs
-    zeros = not_finite = done = lookups = never = 0
+    zeros = not_finite = done = lookups = never = of_zeros = 0
     largest = 0.0
     waited, rare = dict.fromkeys(FREQUENCIES[1:], 0), dict.fromkeys(FREQUENCIES[1:], 0)
     columns = Columns(values=True, freqs=schema.has_freqs, versions=bool(ages))
@@ -127,7 +130,8 @@ def survey_rows(
         not_finite += int(np.count_nonzero(bad))
         size = np.abs(floats[~bad]).max(initial=0)
         largest = max(largest, float(size))
-        zeros += int(np.count_nonzero(~bad & ~floats.any(axis=1)))
+        zero = ~bad & ~floats.any(axis=1)
+        zeros += int(np.count_nonzero(zero))
         at = [np.zeros(len(chunk), np.intp) for _ in range(3)]
         weight = np.zeros(len(chunk), np.int64)
         if chunk.freqs is not None:
@@ -144,10 +148,13 @@ def survey_rows(
             at[2] = np.searchsorted(np.array(norms), lengths, side="right")
         if counted:
             lookups += int(weight.sum())
+            of_zeros += int(weight[zero].sum())
             never += int(np.count_nonzero(weight == 0))
             for least in waited:
                 waited[least] += int(np.maximum(np.minimum(weight, least) - 1, 0).sum())
                 rare[least] += int(np.count_nonzero(weight < least))
+        if free_zeros:
+            weight = np.where(zero, 0, weight)
         flat = np.ravel_multi_index(tuple(at), shape)
         cells += np.bincount(flat, minlength=cells.size).reshape(shape)
         weights += np.bincount(flat, weight, minlength=cells.size).reshape(shape)
@@ -159,6 +166,7 @@ def survey_rows(
         lookups if counted else None,
         never,
         zeros,
+        of_zeros,
         not_finite,
         largest,
         thresholds,

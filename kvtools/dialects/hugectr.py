@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kvtools.dialects.chunk import Array
-from kvtools.dialects.column import RawColumn
+from kvtools.dialects.column import Column, RawColumn
 from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint, TableReader
@@ -113,7 +113,8 @@ def open_table(folder: Path, name: str, options: OpenOptions) -> ColumnTable:
             f"optimizer states in '{states.name}' are left out: they lie in the order of each GPU's memory, and neither"
             " the number of GPUs nor the optimizer is recorded"
         )
-    slots, slot_columns = (), {}
+    slots: tuple[SlotSchema, ...] = ()
+    slot_columns: dict[str, Column] = {}
     if SLOT_IDS in paths:
         slots = (SLOT_ID,)
         slot_columns = {SLOT_IDS: RawColumn(paths[SLOT_IDS], np.dtype(np.int64), (1,), rows=rows)}

@@ -160,10 +160,60 @@ class TableReader(ABC):
         columns: Sequence[str] | None = None,
         *,
         limit: int | None = None,
-        vectors: Literal["columns", "arrays"] = "columns",
+        vectors: Literal["columns", "arrays"] = "arrays",
     ) -> Any:
         """Return all rows, or the first `limit`, as a `pandas.DataFrame`; see `kvtools.convert.to_pandas`."""
         return convert.to_pandas(self, columns, limit=limit, vectors=vectors)
+
+    def get(self, keys: Any, default: Any = None) -> Any:
+        """Return the values of keys, and what stands for those that are not there; see `kvtools.key_rows.get_rows`."""
+        from kvtools.key_rows import get_rows
+
+        return get_rows(self, keys, default)
+
+    def __getitem__(self, keys: Any) -> Array:
+        """Return the values of a key, [dim], or of several, [n, dim]; raises `UnknownKeyError`, a `KeyError`."""
+        from kvtools.key_rows import rows_of
+
+        return rows_of(self, keys)
+
+    def __contains__(self, key: object) -> bool:
+        from kvtools.key_rows import has_key
+
+        return has_key(self, key)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __bool__(self) -> bool:
+        return True  # also without rows
+
+    __iter__ = None
+    """A table is read by `chunks`. Otherwise Python would look keys 0, 1, ... up."""
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        raise TypeError(f"table '{self.schema.name}' is several arrays; see to_numpy()")
+
+    def __arrow_c_schema__(self) -> Any:
+        from kvtools.arrow_stream import stream_schema
+
+        return stream_schema(self).__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Give all rows to whoever takes an Arrow stream: DuckDB, Polars, pandas; see `kvtools.arrow_stream`."""
+        from kvtools.arrow_stream import stream
+
+        return stream(self).__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        from kvtools.shown_tables import table_text
+
+        return table_text(self)
+
+    def _repr_html_(self) -> str:
+        from kvtools.shown_tables import table_html
+
+        return table_html(self)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if self.origin is None:
@@ -181,7 +231,7 @@ def no_findings() -> Iterator[Finding]:
     return iter(())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checkpoint:
     """An opened checkpoint: `path` as resolved (a URL without its password; of a chain, its last member), the tables by
     name, and the dense variables beside them.
@@ -208,6 +258,34 @@ class Checkpoint:
         if name not in self.tables:
             raise no_such_table(name, self.path, self.tables)
         return self.tables[name]
+
+    def __getitem__(self, name: str) -> TableReader:
+        """Return the table `name`; raises `UnknownTableError`, a `KeyError`."""
+        return self.table(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tables
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the tables."""
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        """How many tables there are."""
+        return len(self.tables)
+
+    def __bool__(self) -> bool:
+        return True  # also without tables
+
+    def __repr__(self) -> str:
+        from kvtools.shown_tables import checkpoint_text
+
+        return checkpoint_text(self)
+
+    def _repr_html_(self) -> str:
+        from kvtools.shown_tables import checkpoint_html
+
+        return checkpoint_html(self)
 
     def sql(
         self, text: str, *, memory: int = DEFAULT_MEMORY, threads: int | None = None, **attached: Checkpoint

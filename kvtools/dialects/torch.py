@@ -339,11 +339,12 @@ def _fbgemm_tables(named: Mapping[str, tuple[Place, Any]], columns: Mapping[str,
             table = tables[place] = f"{prefix}table_{len(tables)}"
             flat.tables[table] = _cut(named, place, count, dim, f"{doing}: table '{table}'")
             for state in states:
-                if state == "weights" or len(places[state]) != len(rows) or places[state][number] is None:
+                at = places[state][number] if len(places[state]) == len(rows) else None
+                if state == "weights" or place is None or at is None:
                     continue
-                held = math.prod(named[places[state][number][0]][1].shape)
-                wide = held == math.prod(named[place[0]][1].shape)
-                column = _cut(named, places[state][number], count, dim if wide else 1, f"{doing}: table '{table}'")
+                # A number for each number of the weights, or one for each row.
+                wide = math.prod(named[at[0]][1].shape) == math.prod(named[place[0]][1].shape)
+                column = _cut(named, at, count, dim if wide else 1, f"{doing}: table '{table}'")
                 flat.slots.setdefault(table, {})[state] = column
         flat.tensors.update(other for other in named if other.startswith(prefix))
     return flat
@@ -447,7 +448,7 @@ class Writer(CheckpointWriter):
         at, crc = member.data, 0
         for chunk in chunks:
             data = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
-            self._archive.write(data.data, at)
+            self._archive.write(data.tobytes(), at)
             at, crc = at + len(data), zlib.crc32(data.data, crc)
         if at != member.data + member.size:
             raise ValueError(f"{doing}: got {at - member.data} bytes, expected {member.size}")

@@ -149,7 +149,8 @@ def read_sharded(folder: Path) -> dict[tuple[str, ...], ShardedTensor]:
         said = _dtype(tensor.get("properties"))
         found = []
         for chunk in chunks:
-            offsets, sizes = (chunk.get(f) if isinstance(chunk, Record) else None for f in ("offsets", "sizes"))
+            offsets: Any = chunk.get("offsets") if isinstance(chunk, Record) else None
+            sizes: Any = chunk.get("sizes") if isinstance(chunk, Record) else None
             if not _are_sizes(offsets) or not _are_sizes(sizes) or not len(offsets) == len(sizes) == len(shape):
                 raise corrupt(f"a shard of tensor '{name}' has no place or shape")
             if (name, offsets) not in blocks:

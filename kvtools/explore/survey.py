@@ -191,7 +191,6 @@ def survey_table(
     sample, values = found.sampled(table)
     hot_by: Literal["freq", "norm"] = "freq" if schema.has_freqs else "norm"
     hot, hot_values = _hot_rows(table, norms, hot_by, detail.hot, workers)
-    del norms
     near: dict[int, tuple[Array, Array]] = {}
     if detail.neighbours:
         asked = slice(None, None, max(1, len(sample.keys) // max(detail.asked, 1)))

@@ -1,4 +1,4 @@
-"""`kvtools explore` in a terminal: the tables, thresholds moved by keys, hot keys, neighbours, and the command to copy."""
+"""`kvtools explore` in a terminal: tables, thresholds moved by keys, hot keys, neighbours, a command to copy."""
 
 from __future__ import annotations
 

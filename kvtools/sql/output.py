@@ -11,6 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from kvtools.csv_rows import csv_header as header_line
+from kvtools.csv_rows import csv_lines
 from kvtools.dialects.arrow_columns import numpy_numbers
 from kvtools.errors import UsageError
 from kvtools.json_numbers import json_numbers, json_ready
@@ -161,22 +163,14 @@ def csv_header(result: QueryResult) -> str:
     for label, field in zip(column_labels(result), result.schema, strict=True):
         width = _width(field.type)
         names += [label] if width is None else [f"{label}.{number}" for number in range(width)]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(names)
-    return text.getvalue()
+    return header_line(names) + "\n"
 
 
 def csv_rows(batch: Any) -> bytes:
     """Return the rows of a record batch as comma-separated values."""
-    import pyarrow
-    import pyarrow.csv
-
     columns = [number for column in batch.columns for number in _numbers_of(column)]
-    if all(_is_plain(column) for column in columns):
-        sink = io.BytesIO()
-        table = pyarrow.RecordBatch.from_arrays(columns, names=[str(number) for number in range(len(columns))])
-        pyarrow.csv.write_csv(table, sink, pyarrow.csv.WriteOptions(include_header=False, quoting_style="none"))
-        return sink.getvalue()
+    if columns and all(_is_plain(column) for column in columns):
+        return b"".join(csv_lines([numpy_numbers(column) for column in columns]))
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(zip(*(_texts(column) for column in columns), strict=True))
     return text.getvalue().encode()
@@ -206,28 +200,23 @@ def _numbers_of(column: Any) -> Iterator[Any]:
 
 
 def _is_plain(column: Any) -> bool:
-    """Whether pyarrow writes a column as we do: numbers, all of them finite."""
-    import pyarrow.compute as compute
+    """Whether a column is numbers, one in each row."""
     import pyarrow.types as types
 
-    if types.is_floating(column.type):
-        return bool(compute.all(compute.is_finite(column), min_count=0).as_py())
-    return bool(types.is_integer(column.type) or types.is_boolean(column.type))
+    return not column.null_count and bool(types.is_floating(column.type) or types.is_integer(column.type))
 
 
 def _texts(column: Any) -> list[str | None]:
     """Return the cells of a column, None for NULL."""
-    import pyarrow
     import pyarrow.types as types
 
     kind = column.type
-    if types.is_floating(kind):
-        finite = column.cast(pyarrow.string()).to_pylist()
-        named = [json_ready(value) for value in column.to_pylist()]
-        return [name if isinstance(name, str) else text for name, text in zip(named, finite, strict=True)]
-    if types.is_integer(kind) or types.is_boolean(kind):
-        texts: list[str | None] = column.cast(pyarrow.string()).to_pylist()
-        return texts
+    if types.is_floating(kind) or types.is_integer(kind):
+        valid = column.is_valid().to_pylist()
+        texts = b"".join(csv_lines([numpy_numbers(column.fill_null(0))])).decode().splitlines()
+        return [text if there else None for text, there in zip(texts, valid, strict=True)]
+    if types.is_boolean(kind):
+        return [None if value is None else str(value).lower() for value in column.to_pylist()]
     values = [_json_value(value) for value in column.to_pylist()]
     return [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
 

@@ -57,6 +57,17 @@ def model(
     write_tables(made, prefix, "tfplugin", beside=kvtools.open(DATA / "sample"), parts=2)
 
 
+POLICY = """\
+[[tables]]
+name = "user_emb"
+min-freq = 100
+dtype = "int8"
+max-capacity = 20
+eviction = "lfu"
+admission = { count = 2 }
+"""
+
+
 def _checkpoint(name: str, **more: object) -> Callable[[Path], None]:
     return lambda folder: model(folder / name, **more)  # type: ignore[arg-type]
 
@@ -149,6 +160,17 @@ def _text(name: str, text: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_text(text) and None
 
 
+def _log(folder: Path) -> None:
+    """Write a log of 500 examples, whose ids are seldom the larger ones."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rng = np.random.default_rng(5)
+    users, items = (rng.zipf(1.4, 500) % 60 - 3 for _ in range(2))
+    columns = {"user_emb": users, "item_emb": items, "user_id": users[::-1].copy(), "clicked": rng.random(500) < 0.3}
+    parquet.write_table(pyarrow.table({**columns, "timestamp": MOMENT + np.arange(500)}), folder / "ids.parquet")
+
+
 def _numbers(name: str, numbers: list[int]) -> Callable[[Path], None]:
     return lambda folder: np.save(folder / name, np.array(numbers, np.int64))
 
@@ -181,6 +203,10 @@ PIECES: dict[str, Callable[[Path], None]] = {
     "clicks.tsv": _text("clicks.tsv", "17\tad\n-3\tad\n"),
     "banned.tsv": _text("banned.tsv", "17\tbot\n"),
     "thresholds.toml": _text("thresholds.toml", '[[tables]]\nname = "*"\nmin-freq = 2\n'),
+    "policy.toml": _text("policy.toml", POLICY),
+    "ids.csv": _text("ids.csv", "user_id\n17\n-3\n17\n"),
+    "ids.parquet": _log,
+    "rank:score": _text("rank.py", "def score(rows):\n    return sum(row.sum(axis=1) for row in rows.values())\n"),
 }
 """What makes each file or folder, in the folder that it is given."""
 

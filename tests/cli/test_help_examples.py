@@ -27,6 +27,7 @@ WITH_TENSORFLOW = ("trained_model", "--input")
 tests/cli/test_export_whole_model.py."""
 
 WRITTEN = {
+    "advise": {"policy.toml"},
     "apply": {"tuesday.ckpt"},
     "diff": {"tuesday.delta"},
     "export": {"exported", "model.kvsnap"},

@@ -22,6 +22,9 @@ from kvtools.cli.main import COMMANDS
 RECORDED = Path(__file__).resolve().parent / "recorded"
 
 LINES = {
+    "advise": "advise model.ckpt-100 --max-loss 0.05",
+    "advise-details": "advise model.ckpt-100 --table item_emb --details",
+    "advise-log": "advise model.ckpt-100 --for training --budget 4KiB --log ids.parquet --output out.toml",
     "apply": "apply monday.ckpt tuesday.delta whole.ckpt",
     "cast": "cast model.ckpt-100 half.ckpt --to-value-dtype float16",
     "cast-int8": "cast model.ckpt-100 small.kvsnap --dtype int8 --to snapshot",
@@ -51,6 +54,7 @@ LINES = {
     "reshard": "reshard model.ckpt-100 out.ckpt --parts 3",
     "neighbours": "neighbours model.ckpt-100 17 99 -k 3",
     "scan": "scan model.ckpt-100 --from -2 --to 2 --columns value,freq,norm",
+    "simulate": "simulate policy.toml ids.parquet --batch-size 20",
     "split": "split model.ckpt-100 pieces --by mod:2",
     "stats": "stats model.ckpt-100",
     "top": "top model.ckpt-100 -n 3",

@@ -294,3 +294,17 @@ def test_bad_questions_are_told(model: Checkpoint, log: str) -> None:
     for name in ("dots", "no_such_module:f", "kvtools:nothing", "kvtools:__version__"):
         with pytest.raises(UsageError, match="scoring"):
             scorer_named(name)
+
+
+def test_rows_of_zeros_lose_nothing_where_missing_keys_give_zeros(tmp_path: Path) -> None:
+    values = np.ones((10, 8), np.float32)
+    values[3] = 0
+    freqs = np.full(10, 100)
+    freqs[7:] = 1
+    write_tables([ArrayTable("t", np.arange(10), values, freqs=freqs)], str(tmp_path / "m"), "tfplugin")
+    model = kvtools.open(str(tmp_path / "m"))
+    (told,) = advise(model, max_loss=0.005).tables
+    assert told.fields["min-freq"] == 2 and told.kept == 6
+    assert (told.lookups, told.lookups_missed, told.loss) == (703, 103, 3 / 703)
+    (told,) = advise(model, goal="training", max_loss=0.005).tables
+    assert (told.kept, told.lookups_missed, told.loss) == (7, 3, 3 / 703)

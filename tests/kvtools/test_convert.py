@@ -22,7 +22,7 @@ def test_whole_tables(value_dtype: str, rows: int) -> None:
     expected = joined(list(table.chunks()))
     whole = table.to_numpy()
     arrow = table.to_arrow()
-    wide, narrow = table.to_pandas(), table.to_pandas(vectors="arrays")
+    wide, narrow = table.to_pandas(vectors="columns"), table.to_pandas()
     assert len(whole) == arrow.num_rows == len(wide) == len(narrow) == rows
     names = ["key", "value", "slot_Adam.m", "slot_beta/power", "slot_", "freq", "version"]
     assert arrow.column_names == list(narrow.columns) == names

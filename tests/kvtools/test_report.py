@@ -15,7 +15,8 @@ import pytest
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import MissingDependencyError
-from kvtools.histogram import FrequencyHistogram, NormHistogram, VersionHistogram
+from kvtools.decimal_histogram import DecimalHistogram
+from kvtools.histogram import FrequencyHistogram, VersionHistogram
 from kvtools.report import render_report, write_report
 from kvtools.report_plots import growth_plot, norm_plot, parts_plot, version_plot, zipf_plot
 from kvtools.stats import table_stats
@@ -58,7 +59,7 @@ class Page(HTMLParser):
 
 def render(*checkpoints: Checkpoint, tables: tuple[str, ...] = ()) -> tuple[str, Page]:
     readers = checkpoints[-1].select(tables)
-    html = render_report(checkpoints, [reader.schema for reader in readers], table_stats(readers), when=WHEN)
+    html = render_report(checkpoints, [reader.schema for reader in readers], table_stats(readers, fine=True), when=WHEN)
     return html, Page(html)
 
 
@@ -174,7 +175,7 @@ def test_growth_names_only_tables_of_the_last_checkpoint(
 
 def test_plots_with_many_lines_bars_and_units() -> None:
     many = {f"_table {number}": [number, 2 * number] for number in range(30)}
-    svg = growth_plot(["a", "b"], many, "bytes", binary=True)
+    svg = growth_plot(["a", "b"], many, "bytes", binary=True).svg()
     assert "23 others" in svg and "_table 29" in svg
     assert parts_plot([5] * 1000) is not None and parts_plot([7]) is None and parts_plot([0, 0]) is not None
     for unit in ("seconds", "days", "steps", "unknown"):
@@ -182,7 +183,7 @@ def test_plots_with_many_lines_bars_and_units() -> None:
         assert version_plot(versions) is None
         versions.add(np.array([1, 20_000, 2**62]))
         assert version_plot(versions) is not None
-    assert zipf_plot(FrequencyHistogram()) is None and norm_plot(NormHistogram()) is None
+    assert zipf_plot(FrequencyHistogram()) is None and norm_plot(DecimalHistogram()) is None
 
 
 def test_same_input_gives_the_same_page(sample_path: Path) -> None:
