@@ -196,7 +196,6 @@ PIECES: dict[str, Callable[[Path], None]] = {
     "bad.ckpt-100": _bad,
     "damaged.ckpt-100": _damaged,
     "sok_dump": _of_model("migrate", "@model.ckpt-100", "@sok_dump", "--to", "sok"),
-    "policy.toml": _text("policy.toml", '[[tables]]\nname = "user_emb"\ndtype = "int8"\nmin-freq = 2\n'),
     "ids.txt": _text("ids.txt", "key\n17 # the first\n-3\n"),
     "vip.txt": _text("vip.txt", "17\n-3\n"),
     "ids.npy": _numbers("ids.npy", [17, -3]),
