@@ -37,8 +37,6 @@ RUNS: Mapping[str, str] = {
     "apply": "apply train/ckpt-1 train/ckpt-2.delta out",
     "split": "split sample out --by table",
     "rename": "rename sample out --table user_emb=user",
-    "advise": "advise sample --output out.toml",
-    "simulate": "simulate policy.toml ids.npy --csv out.csv",
     "export": "export sample --savedmodel out",
     "repair": "repair sample out",
 }
