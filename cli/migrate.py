@@ -24,7 +24,7 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
-from kvtools.clip import rows_that_meet
+from kvtools.clip import Choice, rows_that_meet
 from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.errors import BadInputError
 from kvtools.migrate import check_output, output_of, plan_tables, write_tables
@@ -79,7 +79,7 @@ def run(
       kvtools migrate model.ckpt-100 tables.h5
       kvtools migrate model.ckpt-100 moved/model.ckpt --to tfplugin --parts 4 --verify
       kvtools migrate model.ckpt-100 tables.parquet --table user_emb --compression zstd
-      kvtools migrate model.ckpt-100 hot.parquet --where 'freq >= 100'
+      kvtools migrate model.ckpt-100 hot.parquet --where 'freq >= 100' --table user_emb
       kvtools migrate model.ckpt-100 tables.npz --dry-run --json
     """
     target = dialect_named(to) if to else dialect_for(out)
@@ -98,7 +98,8 @@ def run(
             " `kvtools inspect`, or say --dialect if this is not what it is"
         )
     beside = None if table else checkpoint
-    condition, choices = condition_of(where), []
+    condition = condition_of(where)
+    choices: list[Choice] = []
     if condition is not None:
         with progress_bar("choosing rows of") as progress:
             tables, choices = rows_that_meet(

@@ -75,6 +75,11 @@ class RowForms:
             return None
         return dialect_named(to) if to else dialect_for(self.output)
 
+    @property
+    def text(self) -> bool:
+        """Whether rows are printed for people."""
+        return not (self.as_json or self.json_lines or self.as_csv or self.output is not None)
+
     def choice(self, tables: Sequence[TableReader]) -> ColumnChoice:
         """Return the columns that are asked for; raises where no table has one, or CSV is asked of several tables."""
         if self.as_csv and len(tables) != 1:
