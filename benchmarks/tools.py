@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asked_rows
 import many_tables
 from machine import file_name, machine
 
@@ -216,7 +217,9 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {entry['side']} | {entry['to']} | {what} | {entry['ratio']:.2f} | ≥ {entry['at_least']:g} | {reached} |"
         )
-    return "\n".join([*lines, "", many_tables.markdown(result["many_tables"])])
+    return "\n".join(
+        [*lines, "", asked_rows.markdown(result["asked_rows"]), "", many_tables.markdown(result["many_tables"])]
+    )
 
 
 def main() -> None:
@@ -240,6 +243,7 @@ def main() -> None:
         "rounds": args.rounds,
         "machine": on,
         **measure(args.gigabytes, args.rounds, say),
+        "asked_rows": asked_rows.measure(say),
         "many_tables": many_tables.measure(say),
     }
     output = args.output or ROOT / "benchmarks" / "results"
