@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import webbrowser
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from kvtools.cli.json_text import dumps
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
@@ -74,8 +74,7 @@ def run(
     \b
     Examples:
       kvtools explore model.ckpt-100
-      kvtools explore model.ckpt-100 --output tables.html --open
-      kvtools explore model.ckpt-100 --table 'deep/*' --terminal
+      kvtools explore model.ckpt-100 --output tables.html --table '*_emb'
     """
     if points < 0 or points > 5000:
         raise UsageError(f"exploring '{path}': got --points {points}, expected 0 to 5000")
@@ -106,9 +105,9 @@ def run(
             )
         if as_json:
             record = {"path": str(checkpoint.path), "html": str(output), "bytes": written.bytes}
-            print(json.dumps(record | {"tables": list(written.tables)} | ({"dry_run": True} if dry_run else {})))
+            print(dumps(record | {"tables": list(written.tables)} | ({"dry_run": True} if dry_run else {})))
         else:
-            print("nothing was written" if dry_run else f"wrote {output}")
+            print(f"{'would write' if dry_run else 'wrote'} {output}")
         if open_it and not dry_run and not webbrowser.open(output.absolute().as_uri()):
             print(f"kvtools: warning: no browser was found; open {output.absolute()} yourself", file=sys.stderr)
     check_readable(checkpoint, table or [], any_table=True)

@@ -34,6 +34,7 @@ LINES = {
     "dialects-from": "dialects --from tfra",
     "diff": "diff model.ckpt-100 model.ckpt-200 --top 2",
     "diff-delta": "diff monday.ckpt tuesday.ckpt --output delta out.delta",
+    "explore": "explore model.ckpt-100 --table *_emb",
     "export-savedmodel": "export --savedmodel out model.ckpt-100 --clip-l2 0.2",
     "export-snapshot": "export --snapshot out.kvsnap model.ckpt-100 --dtype int8",
     "get": "get model.ckpt-100 17 -3 99",
