@@ -32,7 +32,6 @@ from kvtools.errors import UsageError
 from kvtools.id_log import open_log
 from kvtools.replace_output import check_free, replace_files
 
-
 _WORTH_SAYING = 0.2
 """Of lookups: what loses more is tried, told in JSON, and not printed."""
 

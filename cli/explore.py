@@ -74,7 +74,8 @@ def run(
     \b
     Examples:
       kvtools explore model.ckpt-100
-      kvtools explore model.ckpt-100 --output tables.html --table '*_emb'
+      kvtools explore model.ckpt-100 --output tables.html --table user_emb
+      kvtools explore model.ckpt-100 --table 'user*' --terminal
     """
     if points < 0 or points > 5000:
         raise UsageError(f"exploring '{path}': got --points {points}, expected 0 to 5000")

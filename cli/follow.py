@@ -12,6 +12,7 @@ import typer
 from kvtools.chain import ChainError
 from kvtools.cli.json_text import dumps
 from kvtools.cli.options import AsJson
+from kvtools.cli.shared_options import shared
 from kvtools.cli.signals import SignalError
 from kvtools.errors import KvtoolsError, UsageError, one_line
 
@@ -79,13 +80,15 @@ def run(
                 said = {"member": applied.name, "rows": applied.rows, "removed": applied.removed, "seconds": after}
                 late = "" if after is None else f", {after:.2f} s after its moment"
                 line = f"{applied.name}: {applied.rows:,} rows, {applied.removed:,} keys removed{late}"
-                print(dumps(said) if as_json else line, flush=True)
+                if as_json or not shared().quiet:
+                    print(dumps(said) if as_json else line, flush=True)
             elif once:
                 break
             else:
                 time.sleep(poll)
     except (SignalError, KeyboardInterrupt):
-        print("kvtools: ended", file=sys.stderr, flush=True)
+        if not shared().quiet:
+            print("kvtools: ended", file=sys.stderr, flush=True)
         return
     finally:
         follower.close()

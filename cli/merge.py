@@ -82,7 +82,7 @@ def run(
       kvtools merge rank0.ckpt rank1.ckpt rank2.ckpt whole.ckpt --on-conflict error
       kvtools merge full.ckpt-100 .incremental_checkpoint/incr.ckpt-110 full.ckpt-110
       kvtools merge a.ckpt b.ckpt mean.ckpt --on-conflict mean --slots common
-      kvtools merge towers.ckpt out.ckpt --into user --table user_old --table user_new
+      kvtools merge towers.ckpt out.ckpt --into all --table users --table items
     """
     if len(paths) < 2:
         raise UsageError(f"merging {paths}: expected the checkpoints and then OUT; see `kvtools merge --help`")

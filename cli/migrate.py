@@ -79,7 +79,7 @@ def run(
       kvtools migrate model.ckpt-100 tables.h5
       kvtools migrate model.ckpt-100 moved/model.ckpt --to tfplugin --parts 4 --verify
       kvtools migrate model.ckpt-100 tables.parquet --table user_emb --compression zstd
-      kvtools migrate model.ckpt-100 hot.parquet --where 'freq >= 100'
+      kvtools migrate model.ckpt-100 hot.parquet --where 'freq >= 100' --table user_emb
       kvtools migrate model.ckpt-100 tables.npz --dry-run --json
     """
     target = dialect_named(to) if to else dialect_for(out)

@@ -83,7 +83,7 @@ def run(
     Examples:
       kvtools neighbours model.ckpt-100 17
       kvtools neighbours model.ckpt-100 17 -3 --table user_emb --metric dot -k 20
-      kvtools neighbours model.ckpt-100 17 --of user_emb --table item_emb --metric dot
+      kvtools neighbours towers.ckpt 17 --of users --table items --metric dot
       kvtools neighbours model.ckpt-100 --vector query.npy --table item_emb --where 'freq > 10' --csv
     """
     if sum([as_json, json_lines, as_csv]) > 1:

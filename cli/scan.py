@@ -50,7 +50,7 @@ def run(
       kvtools scan model.ckpt-100 --from -5 --to 100
       kvtools scan model.ckpt-100 --table user_emb --limit 20 --columns freq,norm
       kvtools scan model.ckpt-100 --table user_emb --order stream --csv > rows.csv
-      kvtools scan model.ckpt-100 --from 1000000 --where 'freq > 10' --output some.parquet
+      kvtools scan model.ckpt-100 --from 10 --where 'freq > 10' --table user_emb --output some.parquet
     """
     target = forms.target(output_dialect)
     keys = KeyRange(_key("--from", first), _key("--to", last))

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from kvtools.cli.options import AsJson, Source
+from kvtools.cli.shared_options import shared
 from kvtools.dialects.detect import dialect_named
 from kvtools.errors import UsageError
 from kvtools.server.settings import Settings
@@ -312,7 +313,7 @@ def run(
             raise UsageError(f"{doing}: got two models called '{name}'; write --follow NAME={path}")
     from kvtools.server.run import serve
 
-    if status := serve(sources, settings, source.options(), as_json=as_json):
+    if status := serve(sources, settings, source.options(), as_json=as_json, quiet=shared().quiet):
         raise typer.Exit(status)
 
 

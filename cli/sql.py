@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtools.cli.json_text import string_keys
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import DEFAULT_MEMORY, AsJson, DryRun, Force, Memory, Source, bytes_of, no_standard_output
 from kvtools.cli.progress import progress_bar
@@ -71,7 +72,7 @@ def run(
     \b
     Examples:
       kvtools sql model.ckpt-100 "select key, freq, norm from user_emb order by freq desc limit 20"
-      kvtools sql model.ckpt-100 'select part, count(*), avg(norm) from "ads/emb" group by part'
+      kvtools sql model.ckpt-100 'select part, count(*), avg(norm) from item_emb group by part'
       kvtools sql model.ckpt-100 "select * from user_emb where freq < 3" --output cold.parquet
       kvtools sql --attach old=model.ckpt-100 --attach new=model.ckpt-200 \\
         "select key, n.norm - o.norm as moved from old.user_emb o join new.user_emb n using (key)"
@@ -102,6 +103,8 @@ def run(
 
 
 def _print(result: QueryResult, batches: Iterator[Any], as_json: bool, rows_as_json: bool, as_csv: bool) -> None:
+    if string_keys() and (as_json or rows_as_json):
+        batches = map(_with_strings, batches)
     if as_json:
         _print_json(result, batches)
     elif rows_as_json:
@@ -168,6 +171,17 @@ def _until_block(batches: Iterator[Any]) -> Iterator[Any]:
         rows += len(batch)
         if rows >= _BLOCK_ROWS:
             return
+
+
+def _with_strings(batch: Any) -> Any:
+    """Return a batch with strings for integers of 64 bits: which of them are keys, a query does not tell."""
+    import pyarrow as pa
+
+    arrays = [
+        column.cast(pa.string()) if pa.types.is_integer(column.type) and column.type.bit_width == 64 else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 
 def _print_json(result: QueryResult, batches: Iterator[Any]) -> None:

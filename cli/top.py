@@ -54,7 +54,7 @@ def run(
     \b
     Examples:
       kvtools top model.ckpt-100
-      kvtools top model.ckpt-100 --by norm -n 20 --table 'deep/*'
+      kvtools top model.ckpt-100 --by norm -n 20 --table 'user*'
       kvtools top model.ckpt-100 --by version --ascending --overall
       kvtools top model.ckpt-100 --by 'freq / norm' --where 'norm > 0' --table user_emb --csv
     """

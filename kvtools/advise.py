@@ -65,8 +65,8 @@ class TableAdvice:
     """What to do with a table: the fields of its entry in a policy, and what they save and cost together.
 
     `rows` and `bytes` are those of now, `kept` and `bytes_after` those that stay. Of `lookups` that find a row now
-    `lookups_missed` will not; None where nobody counts. Of these, `lookups_of_zeros` find rows of zeros, which an export
-    leaves out, as a missing key gives the same: they lose nothing. `error` is what the rows lose as `dtype`.
+    `lookups_missed` will not; None where nobody counts. Of these, `lookups_of_zeros` find rows of zeros, which an
+    export leaves out, as a missing key gives the same: they lose nothing. `error` is what the rows lose as `dtype`.
     """
 
     table: str

@@ -25,10 +25,12 @@ def serve(
     options: OpenOptions | None = None,
     *,
     as_json: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Answer lookups from `sources` until told to end; returns the exit status.
 
-    Prints one line, or one JSON object, when requests are answered. Raises `MissingDependencyError` without the
+    Prints one line, or one JSON object, when requests are answered; with `quiet`, no line, and warnings alone are
+    logged. Raises `MissingDependencyError` without the
     packages of `kvtools[serve]`, and `BadInputError` if a model cannot be read or the address cannot be had.
     """
     # Looked for, not imported: FastAPI is, once the server listens.
@@ -43,7 +45,7 @@ def serve(
     from kvtools.server.workers import Supervisor
 
     logging.basicConfig(format="%(asctime)s kvtools[%(process)d] %(levelname)s: %(message)s", level=logging.WARNING)
-    logging.getLogger("kvtools.serve").setLevel(logging.INFO)
+    logging.getLogger("kvtools.serve").setLevel(logging.WARNING if quiet else logging.INFO)
     # What is wrong with them is told before anything is listened on, and once, not by each worker.
     read_access_keys(settings.api_keys)
     tls_context(settings)
@@ -51,7 +53,8 @@ def serve(
     settings = dataclasses.replace(settings, port=listener.getsockname()[1])
 
     def tell(what: dict[str, Any]) -> None:
-        print(json.dumps({"url": _url(settings), **what}) if as_json else _line(settings, what), flush=True)
+        if as_json or not quiet:
+            print(json.dumps({"url": _url(settings), **what}) if as_json else _line(settings, what), flush=True)
 
     if settings.workers == 1:
         with listener:

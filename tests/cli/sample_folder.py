@@ -135,6 +135,15 @@ def _of_model(*arguments: str) -> Callable[[Path], None]:
     return make
 
 
+def _damaged(folder: Path) -> None:
+    """Write a checkpoint of which a byte of a table's rows has changed."""
+    model(folder / "damaged.ckpt-100")
+    data = folder / "damaged.ckpt-100.data-00000-of-00001"
+    changed = bytearray(data.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    data.write_bytes(changed)
+
+
 def _text(name: str, text: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_text(text) and None
 
@@ -161,7 +170,7 @@ PIECES: dict[str, Callable[[Path], None]] = {
     **{f"rank{rank}.ckpt": _checkpoint(f"rank{rank}.ckpt", first=1000 * rank) for rank in range(3)},
     "a.ckpt": _checkpoint("a.ckpt"),
     "b.ckpt": _checkpoint("b.ckpt", seed=200),
-    "towers.ckpt": _checkpoint("towers.ckpt", tables={"user_old": (9, 4), "user_new": (12, 4)}),
+    "towers.ckpt": _checkpoint("towers.ckpt", tables={"users": (25, 4), "items": (30, 4)}),
     "full.ckpt-100": _deeprec,
     "train": _chain,
     "monday.ckpt": _merged("monday.ckpt", "--until", "16"),
@@ -177,6 +186,9 @@ PIECES: dict[str, Callable[[Path], None]] = {
     "ids.npy": _numbers("ids.npy", [17, -3]),
     "clicks.tsv": _text("clicks.tsv", "17\tad\n-3\tad\n"),
     "banned.tsv": _text("banned.tsv", "17\tbot\n"),
+    "query.npy": lambda folder: np.save(folder / "query.npy", np.ones(4, np.float32)),
+    "damaged.ckpt-100": _damaged,
+    "sok_dump": lambda folder: shutil.copytree(DATA / "sok", folder / "sok_dump") and None,
     "thresholds.toml": _text("thresholds.toml", '[[tables]]\nname = "*"\nmin-freq = 2\n'),
     "policy.toml": _text("policy.toml", POLICY),
     "ids.csv": _text("ids.csv", "user_id\n17\n-3\n17\n"),

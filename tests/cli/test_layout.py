@@ -62,7 +62,7 @@ def test_where_nothing_else_fits_each_row_is_a_block(command_line) -> None:
             "           embedding",
             "rows kept  7",
             "bytes      12 B",
-            "all: dialect tfplugin, slots",
+            "all: dialect tfplugin; slots",
             "  Adam.m, Adam.v",
         ]
 

@@ -97,7 +97,7 @@ def test_clip_by_age_and_keys(
 def test_cast(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
     status, out, _ = run(capsys, "cast", sample_path, tmp_path / "b", "--to-value-dtype", "float16")
     assert status == 0
-    assert "ads/emb   slot Adam.v  float32 to float16               0                0            0\n" in out
+    assert "ads/emb   Adam.v  float32 to float16               0                0            0\n" in out
     report = run_json(
         capsys, "cast", sample_path, tmp_path / "b", "--to-key-dtype", "int64", "--table", "user_emb", "--force"
     )

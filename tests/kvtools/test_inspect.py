@@ -97,10 +97,10 @@ def test_row_without_counters_and_with_nan(
         "table": "emb",
         "key": int(sample.keys[1]),
         "value": ["NaN"] * 4,
-        "l2": "NaN",
+        "norm": "NaN",
         "freq": None,
         "version": None,
-        "slots_l2": {},
+        "slot_norms": {},
     }
 
 
