@@ -216,7 +216,7 @@ def edges_of(start: int, count: int, digits: int) -> Array:
     edges = np.where(exponents < 0, mantissas / powers, mantissas * powers)
     for at in np.flatnonzero(np.abs(exponents) > 22).tolist():
         edges[at] = edge_of(start + at, digits)
-    return edges
+    return np.asarray(edges)
 
 
 def bin_of(norm: float, digits: int) -> int:
@@ -227,7 +227,7 @@ def bin_of(norm: float, digits: int) -> int:
     """
     mantissa, exponent = f"{norm:.17e}".split("e")
     whole = int(mantissa[0] + mantissa[2 : digits + 1])
-    number = int(exponent) * 9 * 10 ** (digits - 1) + whole - 10 ** (digits - 1)
+    number: int = int(exponent) * 9 * 10 ** (digits - 1) + whole - 10 ** (digits - 1)
     while edge_of(number, digits) > norm:  # printed, it may have been rounded
         number -= 1
     while edge_of(number + 1, digits) <= norm:
@@ -242,8 +242,9 @@ def _coarser(number: int, digits: int, fewer: int) -> int:
     (2, -1)
     """
     decade, within = divmod(number, 9 * 10 ** (digits - 1))
-    mantissa = (10 ** (digits - 1) + within) // 10 ** (digits - fewer)
-    return decade * 9 * 10 ** (fewer - 1) + mantissa - 10 ** (fewer - 1)
+    mantissa: int = (10 ** (digits - 1) + within) // 10 ** (digits - fewer)
+    coarser: int = decade * 9 * 10 ** (fewer - 1) + mantissa - 10 ** (fewer - 1)
+    return coarser
 
 
 @functools.lru_cache(1 << 14)

@@ -268,7 +268,8 @@ def _answer(checkpoint: Checkpoint, tables: Sequence[_Reported], source: str, ch
 
 def _advice_list(advice: Sequence[tuple[_Reported, Advice]]) -> str:
     items = (
-        f"<li><strong>{html_text(table.schema.name)}</strong>: {html_text(one.text)}<pre>{_lines(one.command)}</pre></li>"
+        f"<li><strong>{html_text(table.schema.name)}</strong>: {html_text(one.text)}"
+        f"<pre>{_lines(one.command)}</pre></li>"
         for table, one in advice
     )
     return f"<ul>{''.join(items)}</ul>"

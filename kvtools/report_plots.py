@@ -341,8 +341,8 @@ def tick_places(low: float, high: float, most: int = _TICKS) -> list[float]:
             return places
     from matplotlib.ticker import MaxNLocator
 
-    places = MaxNLocator(most, min_n_ticks=3).tick_values(low, high).tolist()
-    places = [float(f"{place:.12g}") for place in places]
+    ticks = MaxNLocator(most, min_n_ticks=3).tick_values(low, high)
+    places = [float(f"{place:.12g}") for place in ticks]
     return [place for place in places if low <= place <= high]
 
 

@@ -56,8 +56,9 @@ class Survey:
 
     `lookups` are those that find a row: the sum of its frequencies, or the log's; None where nobody counts. `never`
     rows were not looked up at all. `not_finite` rows have a NaN or an infinity, `largest` is the largest absolute value
-    of the others; `zeros` rows are zeros alone, and `lookups_of_zeros` find these. `now` is what ages were counted from.
-    `waited[n]` is how many lookups would have found no row yet, had keys got their rows with the n-th, and `rare[n]` how many keys would have got none.
+    of the others; `zeros` rows are zeros alone, and `lookups_of_zeros` find these. `now` is what ages were counted
+    from. `waited[n]` is how many lookups would have found no row yet, had keys got their rows with the n-th, and
+    `rare[n]` how many keys would have got none.
     """
 
     rows: int

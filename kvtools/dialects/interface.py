@@ -7,6 +7,7 @@ dialect is one file with a `DIALECT` (see `dialect.py`), a `TableReader` and, wh
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,11 @@ class Origin:
     options: OpenOptions
     table: str
     open_again: Callable[[Origin], TableReader]
+
+
+def _of(module: str, name: str) -> Any:
+    """Return a function that works on tables, from a module that is about them and is loaded where it is called."""
+    return getattr(importlib.import_module(f"kvtools.{module}"), name)
 
 
 class TableReader(ABC):
@@ -167,20 +173,14 @@ class TableReader(ABC):
 
     def get(self, keys: Any, default: Any = None) -> Any:
         """Return the values of keys, and what stands for those that are not there; see `kvtools.key_rows.get_rows`."""
-        from kvtools.key_rows import get_rows
-
-        return get_rows(self, keys, default)
+        return _of("key_rows", "get_rows")(self, keys, default)
 
     def __getitem__(self, keys: Any) -> Array:
         """Return the values of a key, [dim], or of several, [n, dim]; raises `UnknownKeyError`, a `KeyError`."""
-        from kvtools.key_rows import rows_of
-
-        return rows_of(self, keys)
+        return _of("key_rows", "rows_of")(self, keys)
 
     def __contains__(self, key: object) -> bool:
-        from kvtools.key_rows import has_key
-
-        return has_key(self, key)
+        return _of("key_rows", "has_key")(self, key)
 
     def __len__(self) -> int:
         return self.rows
@@ -195,25 +195,17 @@ class TableReader(ABC):
         raise TypeError(f"table '{self.schema.name}' is several arrays; see to_numpy()")
 
     def __arrow_c_schema__(self) -> Any:
-        from kvtools.arrow_stream import stream_schema
-
-        return stream_schema(self).__arrow_c_schema__()
+        return _of("arrow_stream", "stream_schema")(self).__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Give all rows to whoever takes an Arrow stream: DuckDB, Polars, pandas; see `kvtools.arrow_stream`."""
-        from kvtools.arrow_stream import stream
-
-        return stream(self).__arrow_c_stream__(requested_schema)
+        return _of("arrow_stream", "stream")(self).__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
-        from kvtools.shown_tables import table_text
-
-        return table_text(self)
+        return _of("shown_tables", "table_text")(self)
 
     def _repr_html_(self) -> str:
-        from kvtools.shown_tables import table_html
-
-        return table_html(self)
+        return _of("shown_tables", "table_html")(self)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if self.origin is None:
@@ -278,14 +270,10 @@ class Checkpoint:
         return True  # also without tables
 
     def __repr__(self) -> str:
-        from kvtools.shown_tables import checkpoint_text
-
-        return checkpoint_text(self)
+        return _of("shown_tables", "checkpoint_text")(self)
 
     def _repr_html_(self) -> str:
-        from kvtools.shown_tables import checkpoint_html
-
-        return checkpoint_html(self)
+        return _of("shown_tables", "checkpoint_html")(self)
 
     def sql(
         self, text: str, *, memory: int = DEFAULT_MEMORY, threads: int | None = None, **attached: Checkpoint
@@ -299,9 +287,7 @@ class Checkpoint:
             new.sql("select count(*) from user anti join old.user using (key)", old=old).rows()
             ```
         """
-        from kvtools.sql.query import query
-
-        return query({"": self, **attached}, text, memory=memory, threads=threads)
+        return _of("sql.query", "query")({"": self, **attached}, text, memory=memory, threads=threads)
 
     def names_of(self, patterns: Sequence[str]) -> list[str]:
         """Return the names that these are, or that match them as file names do in a shell, each once: of tables that

@@ -12,7 +12,16 @@ from kvtools import __version__
 from kvtools.doctor.check import Check
 from kvtools.op_library import package_folder
 
-_MODULES = ("_kvtable", "_checked_io", "_row_stats", "_row_text", "_key_index", "_perfect_hash", "_quantized_rows", "_snapshot")
+_MODULES = (
+    "_kvtable",
+    "_checked_io",
+    "_row_stats",
+    "_row_text",
+    "_key_index",
+    "_perfect_hash",
+    "_quantized_rows",
+    "_snapshot",
+)
 
 
 def check_installation() -> Iterator[Check]:

@@ -84,6 +84,7 @@ def samples(folder: Path) -> dict[str, Sample]:
     """Write and collect the samples, by dialect and number of parts, and by their place in tests/data."""
     found: dict[str, Sample] = {}
     endings = {"hdf5": ".h5", "parquet": ".parquet", "arrow": ".arrow", "npz": ".npz", "safetensors": ".safetensors"}
+    endings["torch"] = ".pt"
     for dialect in dialects().values():
         if dialect.write is None or dialect.output == "url":
             continue
@@ -111,7 +112,7 @@ def _samples_of(folder: Path) -> dict[str, Sample]:
     name = str(folder.relative_to(DATA))
     found = {name: Sample(files, "")}
     for file in files:
-        if file.endswith((".index", ".h5", ".npz", ".parquet", ".arrow", ".safetensors")) and "/" not in file:
+        if file.endswith((".index", ".h5", ".npz", ".parquet", ".arrow", ".safetensors", ".pt")) and "/" not in file:
             alone = {n: data for n, data in files.items() if n.startswith(file.removesuffix(".index"))}
             found[f"{name}/{file}"] = Sample(alone, file)
     return found

@@ -296,7 +296,7 @@ def edit_safetensors(files: Files, rng: random.Random) -> None:
 
 def edit_archive(files: Files, rng: random.Random) -> None:
     """Change a member of an archive, under a checksum that is right."""
-    name = _named(files, rng, ".npz")
+    name = _named(files, rng, (".npz", ".pt"))
     with zipfile.ZipFile(io.BytesIO(files[name])) as file:
         members = {info.filename: file.read(info) for info in file.infolist()}
     kind = rng.random()
@@ -307,7 +307,8 @@ def edit_archive(files: Files, rng: random.Random) -> None:
     else:
         drop_file(members, rng)
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as file:
+    method = zipfile.ZIP_STORED if name.endswith(".pt") else rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+    with zipfile.ZipFile(out, "w", method) as file:
         for member, content in members.items():
             file.writestr(member, content)
     files[name] = out.getvalue()
@@ -351,7 +352,7 @@ def edit_hdf5(files: Files, rng: random.Random) -> None:
     files[name] = path.read_bytes()
 
 
-def _named(files: Files, rng: random.Random, suffix: str) -> str:
+def _named(files: Files, rng: random.Random, suffix: str | tuple[str, ...]) -> str:
     names = sorted(name for name in files if name.endswith(suffix))
     if not names:
         raise NotHereError

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools.decimal_histogram import DecimalHistogram
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import MissingDependencyError
-from kvtools.decimal_histogram import DecimalHistogram
 from kvtools.histogram import FrequencyHistogram, VersionHistogram
 from kvtools.report import render_report, write_report
 from kvtools.report_plots import growth_plot, norm_plot, parts_plot, version_plot, zipf_plot

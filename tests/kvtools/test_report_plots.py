@@ -131,7 +131,7 @@ def shown_marks(axis: Any) -> list[str]:
 
 def outside_its_axis(text: Text, figure: Any) -> bool:
     """Whether it is the label of a mark that is not drawn, as it lies beyond the axis."""
-    for axes in (*figure.axes, *(child for axes in figure.axes for child in axes.child_axes)):
+    for axes in (*figure.axes, *(child for one in figure.axes for child in one.child_axes)):
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
             for place, label in zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=False):
