@@ -185,10 +185,12 @@ def read_policy_of(text: str, folder: Path) -> Any:
 def test_auc_before_and_after(model: Checkpoint, log: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from pyarrow import parquet
 
-    (tmp_path / "rank.py").write_text("def score(rows):\n    return rows['user'][:, :4].sum(1) + rows['seen'][:, 0]\n")
+    (tmp_path / "ranked.py").write_text(
+        "def score(rows):\n    return rows['user'][:, :4].sum(1) + rows['seen'][:, 0]\n"
+    )
     monkeypatch.chdir(tmp_path)
     options: dict[str, Any] = {"columns": ["seen=ads/item[1]"], "labels": "clicked"}
-    advice = advise(model, log=open_log(log), scorer=scorer_named("rank:score"), max_loss=0.3, **options)
+    advice = advise(model, log=open_log(log), scorer=scorer_named("ranked:score"), max_loss=0.3, **options)
     columns = parquet.read_table(log)
     policy = read_policy_of(advice.policy_text(), tmp_path)
     export_saved_model(model, tmp_path / "out", policy=policy, dtype=policy.dtypes([*model.tables]))
