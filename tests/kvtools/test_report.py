@@ -216,7 +216,7 @@ def trained(name: str, rows: int, *, seed: int = 0, first: int = 0) -> ArrayTabl
     rng = np.random.default_rng(seed)
     values = rng.standard_normal((rows, 4)).astype(np.float32)
     values[: rows // 10] = 0
-    freqs = (1e5 / np.arange(1, rows + 1)).astype(np.int64) + rng.integers(0, 3, rows)
+    freqs = (1e5 / np.arange(1, rows + 1) ** 1.3).astype(np.int64) + rng.integers(0, 3, rows)
     versions = 1_700_000_000 - rng.exponential(4e6, rows).astype(np.int64)
     keys = np.arange(first, first + rows)
     return ArrayTable(name, keys, values, freqs=freqs, versions=versions, version_unit="seconds")
