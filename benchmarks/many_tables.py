@@ -86,6 +86,10 @@ def commands() -> dict[str, Callable[[str, str], list[str]]]:
         "diff": lambda source, out: ["diff", source, f"{source}-later", "--exit-zero"],
         "diff --output delta": lambda source, out: ["diff", source, f"{source}-later", out, "--output", "delta"],
         "get": lambda source, out: ["get", source, "5", "17", "--json-lines"],
+        "get --where": lambda source, out: ["get", source, "--where", "norm > 0", "--json-lines"],
+        "scan": lambda source, out: ["scan", source, "--from", "0", "--to", "100", "--json-lines"],
+        "top": lambda source, out: ["top", source, "--by", "norm", "-n", "3", "--json-lines"],
+        "neighbours": lambda source, out: ["neighbours", source, "5", "-k", "3", "--json-lines"],
         "report": lambda source, out: ["report", source, "--html", f"{out}.html"],
         "clip": lambda source, out: ["clip", source, out, "--max-abs", "0.5"],
         "cast": lambda source, out: ["cast", source, out, "--to-value-dtype", "float16"],
@@ -98,6 +102,7 @@ def commands() -> dict[str, Callable[[str, str], list[str]]]:
         "rename": lambda source, out: ["rename", source, out, "--add-prefix", "x/"],
         "export": lambda source, out: ["export", source, "--savedmodel", out],
         "export --snapshot": lambda source, out: ["export", source, "--snapshot", out],
+        "advise": lambda source, out: ["advise", source, "--output", f"{out}.toml"],
         "completion tables": lambda source, out: ["completion", "tables", source],
         **made,
     }

@@ -24,7 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asked_rows
 import many_tables
+import queries
 from machine import file_name, machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -216,7 +218,10 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {entry['side']} | {entry['to']} | {what} | {entry['ratio']:.2f} | ≥ {entry['at_least']:g} | {reached} |"
         )
-    return "\n".join([*lines, "", many_tables.markdown(result["many_tables"])])
+    more = {"queries": queries, "asked_rows": asked_rows, "many_tables": many_tables}
+    return "
+".join([*lines, *(f"
+{part.markdown(result[name])}" for name, part in more.items())])
 
 
 def main() -> None:
@@ -240,6 +245,8 @@ def main() -> None:
         "rounds": args.rounds,
         "machine": on,
         **measure(args.gigabytes, args.rounds, say),
+        "asked_rows": asked_rows.measure(say),
+        "queries": queries.measure((args.gigabytes / 10, args.gigabytes), args.rounds, say),
         "many_tables": many_tables.measure(say),
     }
     output = args.output or ROOT / "benchmarks" / "results"

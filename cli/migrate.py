@@ -24,7 +24,7 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
-from kvtools.clip import rows_that_meet
+from kvtools.clip import Choice, rows_that_meet
 from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.errors import BadInputError
 from kvtools.migrate import check_output, output_of, plan_tables, write_tables
@@ -98,7 +98,8 @@ def run(
             " `kvtools inspect`, or say --dialect if this is not what it is"
         )
     beside = None if table else checkpoint
-    condition, choices = condition_of(where), []
+    condition = condition_of(where)
+    choices: list[Choice] = []
     if condition is not None:
         with progress_bar("choosing rows of") as progress:
             tables, choices = rows_that_meet(

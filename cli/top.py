@@ -13,6 +13,7 @@ from kvtools.cli.layout import shown
 from kvtools.cli.options import DEFAULT_MEMORY, Memory, Source, SourcePath, Tables, Where, Workers, bytes_of
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.row_output import OutputDialect, RowForms, Rows, print_rows, tables_for
+from kvtools.dialects.chunk import Columns
 from kvtools.dialects.interface import TableReader
 from kvtools.errors import CheckFailedError, UsageError
 from kvtools.get import ChosenRows, ColumnChoice, read_rows
@@ -49,7 +50,8 @@ def run(
     value-abs is the largest absolute value in a row; an expression is one of `kvtools sql`, as in
     'freq / norm'. Equal rows come in the order of their keys. Rows for which there is no number (NaN)
     are left out, and counted on stderr. Tables that have not what is compared are left out, unless they are
-    named. Forms are those of `kvtools get`. Exits with 3 where there is no row.
+    named. Forms are those of `kvtools get`; text has no slots, unless --columns names them. Exits with 3 where there
+    is no row.
 
     \b
     Examples:
@@ -69,6 +71,8 @@ def run(
     chosen = ranking(by)
     tables = tables_for(tables, [chosen.columns_of, *([condition.columns_of] if condition else [])], table)
     choice = forms.choice(tables)
+    if forms.text and forms.choose is None:
+        choice = ColumnChoice(Columns(values=True, freqs=True, versions=True), frozenset(), ("norm",))
     tops = []
     with progress_bar("reading") as progress:
         for reader in tables:
@@ -88,10 +92,10 @@ def run(
         written = [ChosenRows(reader, top.rows) for reader, top in zip(tables, tops, strict=True)]
         forms.write([one for one in written if one.rows] or written, target, memory)
     else:
-        rows = _rows(tables, tops, choice, by, bytes_of(memory))
+        found = _rows(tables, tops, choice, by, bytes_of(memory))
         if first is not None:
-            rows = _in_order(rows, tables, [of for of, _ in first])
-        print_rows(rows, forms, choice, tables[0] if tables else None, by=by)
+            found = _in_order(found, tables, [of for of, _ in first])
+        print_rows(found, forms, choice, tables[0] if tables else None, by=by)
     if not any(len(top.rows) for top in tops):
         raise typer.Exit(CheckFailedError.exit_code)
 

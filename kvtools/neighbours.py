@@ -299,7 +299,7 @@ class _Search:
             scaled = np.ldexp(values, -_exponents(values)[:, None])
             lengths = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
             products = np.einsum("ij,ij->i", scaled, self._scaled[which])
-            return np.clip(products / (lengths * self._lengths[which]), -1, 1)
+            return np.asarray(np.clip(products / (lengths * self._lengths[which]), -1, 1))
         if self.metric == "dot":
             return np.asarray(np.einsum("ij,ij->i", values, self._vectors[which]))
         apart = values - self._vectors[which]
