@@ -12,14 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools.array_table import ArrayTable
+from kvtools.cli.main import main
+from kvtools.clip import choose_rows
+from kvtools.clip_policy import read_policy
 from kvtools.decimal_histogram import DecimalHistogram
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import MissingDependencyError
 from kvtools.histogram import FrequencyHistogram, VersionHistogram
+from kvtools.migrate import write_tables
 from kvtools.report import render_report, write_report
 from kvtools.report_plots import growth_plot, norm_plot, parts_plot, version_plot, zipf_plot
 from kvtools.stats import table_stats
+from kvtools.table_answer import advise_table
 
 pytest.importorskip("matplotlib")
 
@@ -204,3 +210,75 @@ def test_only_the_largest_of_many_tables_have_plots(sample_path: Path, monkeypat
     html, page = render(open_checkpoint(sample_path))
     assert page.elements.count("section") == 3 and page.elements.count("svg") == 6
     assert html.count("name this one with --table") == 2
+
+
+def trained(name: str, rows: int, *, seed: int = 0, first: int = 0) -> ArrayTable:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((rows, 4)).astype(np.float32)
+    values[: rows // 10] = 0
+    freqs = (1e5 / np.arange(1, rows + 1) ** 1.3).astype(np.int64) + rng.integers(0, 3, rows)
+    versions = 1_700_000_000 - rng.exponential(4e6, rows).astype(np.int64)
+    keys = np.arange(first, first + rows)
+    return ArrayTable(name, keys, values, freqs=freqs, versions=versions, version_unit="seconds")
+
+
+def write(folder: Path, *tables: ArrayTable) -> Checkpoint:
+    write_tables(tables, folder / "model.safetensors", "safetensors")
+    return open_checkpoint(folder / "model.safetensors")
+
+
+def test_what_the_answer_advises_is_what_clip_does(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path, trained("large*", 9000), trained("small", 3000, seed=1))
+    html, page = render(checkpoint)
+    assert list(dict.fromkeys(text for text in page.texts if text in ("large*", "small"))) == ["large*", "small"]
+    assert html.index('class="answer"') < html.index("<svg")
+    commands = [text for text in page.texts if text.startswith("kvtools clip ")]
+    said = {
+        line: [int(number.replace(",", "")) for number in re.findall(r"Leave out ([\d,]+) rows", line)]
+        for line in page.texts
+        if "Leave out" in line
+    }
+    assert len(commands) >= 6 and any("--min-freq" in command for command in commands)
+    for table in checkpoint.tables.values():
+        stats = table_stats([table], fine=True)[table.schema.name]
+        advice = advise_table(table.schema, stats, str(checkpoint.path))
+        assert {one.threshold.criterion for one in advice if one.threshold} == {"freq", "norm", "age"}
+        for one in advice:
+            assert one.threshold is not None and one.command in commands
+            (tmp_path / "p.toml").write_text("\n".join(['[[tables]]\nname = "*"', *one.threshold.policy]))
+            choice = choose_rows(table, read_policy(str(tmp_path / "p.toml")).criteria("x"))
+            assert choice.cut == one.threshold.rows and choice.bytes_saved == one.bytes
+            assert [choice.cut] in said.values()
+            if one.threshold.criterion == "freq":
+                assert choice.lookups and choice.lookups_missed == one.threshold.lookups <= 0.01 * choice.lookups
+    both = next(text for text in page.texts if "POLICY" in text)
+    assert 'name = "large[*]"' in both and 'name = "small"' in both
+
+
+def test_nothing_to_do_and_what_is_wrong(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    fine = ArrayTable("fine", np.arange(500), rng.normal(0.1, 0.1, (500, 4)).astype(np.float32))
+    _, page = render(write(tmp_path / "a", fine))
+    assert any(text.startswith("Nothing stands out") for text in page.texts)
+    values = rng.standard_normal((500, 4)).astype(np.float32)
+    values[7] = np.nan
+    bad = ArrayTable("bad", np.arange(500), values, part_rows=[450, 50])
+    _, page = render(write(tmp_path / "b", bad))
+    assert "It has 1 rows with NaN: repair says what it would do." in " ".join(page.texts)
+    assert any(text.startswith("kvtools repair ") and text.endswith("--table=bad --dry-run") for text in page.texts)
+
+
+def test_what_changed_since_another_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = trained("emb", 2000), trained("emb", 2000, first=300)
+    shifted = ArrayTable("emb", new.to_numpy().keys, 3 * new.to_numpy().values, freqs=new.to_numpy().freqs)
+    before = write(tmp_path / "old", old, trained("gone", 50))
+    after = write(tmp_path / "new", shifted, trained("came", 60))
+    output = tmp_path / "since.html"
+    assert main(["report", str(after.path), "--compare", str(before.path), "--html", str(output)]) == 0
+    page = Page(output.read_text())
+    text = " ".join(page.texts)
+    assert "300 rows came, 300 went, 1,700 changed; new: table came; gone: table gone." in text
+    assert "300 rows came and 300 went; of the 1,700 that stayed 1,700 changed" in text
+    medians = [float(number) for number in re.findall(r"median norm went from ([\d.]+) to ([\d.]+\d)", text)[0]]
+    assert medians[1] == pytest.approx(3 * medians[0], rel=0.02)
+    assert "Did norms drift?" in page.texts and "rows that moved furthest: key" in page.texts
