@@ -20,9 +20,11 @@ def here(sample_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_them(command: str, capsys: Capture) -> None:
-    assert main([command, "--help"]) == 0
-    text = capsys.readouterr().out
+def test_every_command_has_them_and_help_that_fits_the_terminal(command: str, command_line) -> None:
+    ran = command_line([command, "--help"], 60)
+    text, _, examples = ran.out.partition("Examples:")
+    text += examples.partition("\n\n")[2]
+    assert ran.status == 0 and all(len(line) <= 60 for line in text.splitlines()), text
     assert "-q, --quiet" in text and "--color auto|always|never" in text
     assert ("--string-keys" in text) == ("--json" in text)
 
