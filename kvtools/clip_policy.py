@@ -39,6 +39,7 @@ from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import TableSchema, VersionUnit, row_bytes
 from kvtools.errors import BadInputError, UsageError
 from kvtools.key_list import read_key_list
+from kvtools.remote.stored import read_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -234,7 +235,7 @@ def read_policy(path: str) -> Policy:
     """
     doing = f"reading the policy '{path}'"
     try:
-        told = tomllib.loads(Path(path).read_text("utf-8"))
+        told = tomllib.loads(read_bytes(path).decode("utf-8"))
     except OSError as error:
         raise BadInputError(f"{doing}: {error.strerror or error}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -16,6 +16,7 @@ from kvtools.dialects.schema import TableSchema
 from kvtools.engine import Engine
 from kvtools.errors import one_line
 from kvtools.quantized_rows import stored_row_bytes
+from kvtools.remote.paths import local_path, shown_path
 from kvtools.replace_output import check_free, replace_files
 from kvtools.report_plots import (
     clip_plot,
@@ -90,7 +91,7 @@ class _Number:
 
 def write_report(
     checkpoints: Sequence[Checkpoint],
-    output: Path,
+    output: str | Path,
     *,
     tables: Sequence[str] = (),
     title: str | None = None,
@@ -123,6 +124,7 @@ def write_report(
         write_report([kvtools.open("model.ckpt-100")], Path("report.html"))
         ```
     """
+    output = Path(local_path(output))
     check_free(output.absolute(), force=force)
     checkpoint = checkpoints[-1]
     readers = checkpoint.select(tables)
@@ -151,7 +153,7 @@ def render_report(
     when = when or datetime.now(timezone.utc)
     body = [
         f"<h1>{_text(title)}</h1>",
-        f'<p class="quiet">{_text(str(checkpoint.path))} &middot; {_text(checkpoint.dialect)} &middot; '
+        f'<p class="quiet">{_text(shown_path(checkpoint.path))} &middot; {_text(checkpoint.dialect)} &middot; '
         f'<time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">{when:%Y-%m-%d %H:%M} UTC</time></p>',
         _overview(checkpoint, schemas, stats),
     ]
@@ -373,7 +375,7 @@ def _savings(clip: dict[str, list[dict[str, Any]]], rows: int) -> str:
 
 
 def _growth(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> str:
-    labels = _labels([str(checkpoint.path) for checkpoint in checkpoints])
+    labels = _labels([shown_path(checkpoint.path) for checkpoint in checkpoints])
     rows, sizes = (
         {name: [getattr(c.tables[name].schema, what) if name in c.tables else 0 for c in checkpoints] for name in names}
         for what in ("rows", "bytes")
@@ -390,7 +392,7 @@ def _growth(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> str:
         since = "" if before is None else f"{total - before:+,}"
         lines.append(
             [
-                _text(str(checkpoint.path)),
+                _text(shown_path(checkpoint.path)),
                 _Number(f"{total:,}"),
                 _Number(short_number(size, binary=True)),
                 _Number(since),
