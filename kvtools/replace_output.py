@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kvtools.errors import OutputError
+from kvtools.errors import OutputError, UsageError
 from kvtools.remote.unfinished import UNFINISHED
 
 _AT_FDCWD = -100
@@ -125,7 +125,11 @@ def check_free(target: Path, *, force: bool) -> None:
 
 
 def _is_in_store(target: Path) -> bool:
-    """Tell whether a target stands for a place in a store; raises `OutputError` where nothing can be written there."""
+    """Tell whether a target stands for a place in a store; raises `OutputError` where nothing can be written there,
+    and `UsageError` for a URL that was made a path."""
+    first = target.relative_to(Path.cwd()).parts[:1] if target.is_relative_to(Path.cwd()) else ()
+    if first and re.fullmatch(r"[a-z][a-z0-9+.]+:", first[0]) and not Path(first[0]).exists():
+        raise UsageError(f"writing to '{first[0]}/...': got a URL as a path, which has lost a slash; give it as text")
     mirror = sys.modules.get("kvtools.remote.mirror")  # nothing stands for a URL before it is imported
     return bool(mirror is not None and mirror.is_writable_place(target))
 

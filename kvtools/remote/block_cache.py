@@ -31,6 +31,7 @@ _SLACK = 256
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _VARIABLE = "KVTOOLS_REMOTE_CACHE"
 
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _pool: ThreadPoolExecutor | None = None
 _order: OrderedDict[tuple[Any, int], None] = OrderedDict()
 _limit: int | None = None
@@ -127,9 +128,7 @@ def _evict(count: int) -> None:
 
 
 def _punch(descriptor: int, offset: int, size: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    place, length = ctypes.c_int64(offset), ctypes.c_int64(size)
-    if libc.fallocate64(descriptor, _KEEP_SIZE | _PUNCH_HOLE, place, length) != 0:
+    if _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(size)) != 0:
         number = ctypes.get_errno()
         told = "its file system gives no room back" if number == errno.EOPNOTSUPP else os.strerror(number)
         raise BadInputError(

@@ -52,9 +52,16 @@ def _code_of(error: BaseException) -> tuple[str, int]:
         if isinstance(answer, dict):
             code = code or str(answer.get("Error", {}).get("Code", ""))
             status = status or int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
-        told = getattr(one, "status", getattr(one, "code", None))
+        told = getattr(one, "status", None)
+        if told is None and type(one).__module__.partition(".")[0] != "aiohttp":  # whose codes are of its parser
+            told = getattr(one, "code", None)
         status = status or (told if isinstance(told, int) and 100 <= told < 600 else 0)
     return code, status or (int(code) if code.isdigit() else 0)
+
+
+def is_broken_off(error: BaseException) -> bool:
+    """Tell whether a connection died, or brought too little: no answer of a store that it is busy."""
+    return is_passing(error) and _code_of(error) == ("", 0)
 
 
 def is_passing(error: BaseException) -> bool:

@@ -31,7 +31,8 @@ _LOCK = threading.RLock()
 _root: Path | None = None
 _lock_file = -1
 
-_BESIDE = re.compile(r"TFRADynamicEmbedding(-\d+)?|extras")
+_OF_CHECKPOINT = re.compile(r"\.(index|meta|data-\d{5,}-of-\d{5,})$")
+_BESIDE = re.compile(r"TFRADynamicEmbedding(-\d+)?|_extras")
 """Folders that belong to a checkpoint, or a file, beside which they lie."""
 
 
@@ -131,6 +132,8 @@ def _list(url: RemoteUrl, store: Store) -> None:
     except FileNotFoundError:
         beside = {}
     except BadInputError as refused:
+        if not isinstance(refused.__cause__, PermissionError):
+            raise
         # Who may read a file may not always list its folder.
         _take_alone(url, store, refused)
         return
@@ -154,29 +157,32 @@ def _take_alone(url: RemoteUrl, store: Store, refused: BadInputError) -> None:
 
 
 def _list_web(url: RemoteUrl, store: Store) -> None:
-    """List a place on a web server: a file, or a page of links to what is called a folder there."""
+    """List a place on a web server: a file, or what a page of links calls a folder or the files of a checkpoint."""
     name = store.name_of(url)
     doing = f"reading '{url.text}'"
-    if not url.folder and url.parts:
-        try:
-            told = store.call(doing, lambda: store.fs.info(name))
-        except FileNotFoundError:
-            told = None
-        if told is not None and "html" not in str(told.get("mimetype", "")):
-            if told.get("size") is None:
-                raise BadInputError(f"{doing}: the server does not tell its size; copy the file, and name the copy")
-            _take(RemoteUrl(url.scheme, url.place, url.parts[:-1]), {(url.parts[-1],): store.entry(told)}, store,
-                  below=False)  # fmt: skip
-            return
-        if told is None and url.parts:
-            above = RemoteUrl(url.scheme, url.place, url.parts[:-1])
-            with contextlib.suppress(FileNotFoundError, BadInputError):
-                listed = list_folder(store, store.name_of(above) + "/", above.text)
-                _take(above, {(child,): entry for child, entry in listed.items() if not entry.folder}, store,
-                      below=False)  # fmt: skip
-            return
-    with contextlib.suppress(FileNotFoundError):
-        _take_tree(url, store, name.rstrip("/") + "/")
+    if url.folder or not url.parts:
+        with contextlib.suppress(FileNotFoundError):
+            _take_tree(url, store, name.rstrip("/") + "/")
+        return
+    above = RemoteUrl(url.scheme, url.place, url.parts[:-1])
+    found: dict[tuple[str, ...], Entry] = {}
+    try:
+        told = store.call(doing, lambda: store.fs.info(name))
+    except FileNotFoundError:
+        told = None
+    if told is not None and "html" in str(told.get("mimetype", "")):  # a page: of a folder, as servers list them
+        with contextlib.suppress(FileNotFoundError):
+            _take_tree(url, store, name.rstrip("/") + "/")
+        return
+    if told is None or _OF_CHECKPOINT.search(url.parts[-1]):
+        with contextlib.suppress(FileNotFoundError, BadInputError):
+            listed = list_folder(store, store.name_of(above).rstrip("/") + "/", above.text)
+            found = {(child,): entry for child, entry in listed.items() if not entry.folder}
+    if told is not None:
+        if told.get("size") is None:
+            raise BadInputError(f"{doing}: the server does not tell its size; copy the file, and name the copy")
+        found[(url.parts[-1],)] = store.entry(told)
+    _take(above, found, store, below=False)
 
 
 def _take_tree(url: RemoteUrl, store: Store, name: str | None = None) -> None:

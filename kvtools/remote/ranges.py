@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtools.errors import BadInputError, KvtoolsError
-from kvtools.remote.fault import ShortAnswerError, is_passing, reason_of
+from kvtools.remote.fault import ShortAnswerError, is_broken_off, is_passing, reason_of
 from kvtools.remote.store import TRIES, Store, pause
 
 Sink = Callable[[int, Any], None]
@@ -58,8 +58,9 @@ def read_range(
             tries = 0 if at - before >= _PROGRESS else tries + 1
             if tries >= TRIES:
                 raise BadInputError(f"{doing}, bytes {at} to {stop}: {reason_of(error)}") from error
-            # Where a store gives all of a range or nothing, a smaller one may come through.
-            most = max(_PROGRESS, most // 2)
+            if is_broken_off(error) and at == before:
+                # Where fsspec gives all of a range or nothing, a smaller one may come through.
+                most = max(_PROGRESS, most // 2)
             pause(tries)
         else:
             tries = 0

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
+_BUFFER = 1 << 14  # less than a block: who reads a header fetches no more
 _GATHERED_AT_ONCE = 1024
 """Blocks that single rows are taken from at once."""
 
@@ -95,7 +96,7 @@ def open_binary(path: str | os.PathLike[str]) -> BinaryIO:
     file = stored(path)
     if not file.remote:
         return Path(path).open("rb")
-    return io.BufferedReader(_Reader(Path(path), file), 1 << 16)
+    return io.BufferedReader(_Reader(Path(path), file), _BUFFER)
 
 
 def for_library(path: str | os.PathLike[str]) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -160,7 +161,12 @@ class _Upload:
             raise OutputError(
                 f"{self._doing}: {error}; the new files are whole at '{staged.text}': copy them to their place"
             ) from error
-        staging.remove(order)
+        left = staging.remove(order)
+        if left:
+            warnings.warn(
+                f"{self._doing}: it is in its place; {self._told(left)} could not be removed at '{staged.text}'",
+                stacklevel=2,
+            )
         with contextlib.suppress(Exception):
             self.store.fs.rmdir(staging.name_of(()))  # where folders are more than names
 

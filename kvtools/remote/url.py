@@ -112,7 +112,8 @@ def _refuse_user(scheme: str, place: str, rest: str) -> None:
     user, at, _ = place.rpartition("@")
     secret = ":" in user or (at and scheme not in (*_USER_IN_NAME, *_USER_TAKEN))
     # A secret of AWS may have a slash in it: its first part is then what a bucket is taken for.
-    if scheme not in _READ_ONLY and not place.startswith("arn:") and ":" in place and "@" in rest:
+    port = scheme in (*_FILE_SYSTEMS, *_READ_ONLY) and place.rpartition(":")[2].isdecimal()
+    if ":" in place and "@" in rest and not port and not place.startswith("arn:"):
         secret = True
     if secret:
         raise UsageError(
