@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,9 @@ class RemoteFile:
         self._file = -1
         self._stale = False
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # which is gone when the process ends
         if self._file >= 0:
-            os.close(self._file)
+            close(self._file)
 
     @contextlib.contextmanager
     def held(self, start: int = 0, stop: int | None = None, upto: int | None = None) -> Iterator[None]:

@@ -130,7 +130,11 @@ def _file_system(url: RemoteUrl) -> Any:
     options: dict[str, Any] = {}
     if url.scheme in ("s3", "s3a"):
         # Tries are counted here, once, and not by each of three layers.
-        options["config_kwargs"] = {"retries": {"max_attempts": 1}, "max_pool_connections": 32, "connect_timeout": 10}
+        options["config_kwargs"] = {
+            "retries": {"total_max_attempts": 1},
+            "max_pool_connections": 32,
+            "connect_timeout": 10,
+        }
     try:
         kind = fsspec.get_filesystem_class(url.scheme)
         options = {**kind._get_kwargs_from_urls(url.text), **options}

@@ -105,7 +105,8 @@ def test_a_chain_is_folded_and_one_of_several_is_named(memory: Any, tmp_path: Pa
 
 def test_inspect_reads_the_index_alone(bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = 40_000
-    table = ArrayTable("emb", np.arange(rows), np.ones((rows, 16), np.float32), part_rows=(rows // 2, rows // 2))
+    values = np.random.default_rng(1).normal(size=(rows, 16)).astype(np.float32)
+    table = ArrayTable("emb", np.arange(rows), values, part_rows=(rows // 2, rows // 2))
     for to, name in (("tfplugin", "model.ckpt"), ("parquet", "t.parquet"), ("snapshot", "t.kvsnap"), ("npz", "t.npz")):
         write_tables([table], tmp_path / to / name, to)
         url = bucket.put(tmp_path / to, to)
