@@ -12,7 +12,6 @@ from typing import Any
 
 from kvtools.errors import UsageError
 from kvtools.remote.paths import local_path
-from kvtools.remote.stored import keep_below
 from kvtools.remote.url import is_remote
 
 _NAMED = re.compile(r"((?:--)?[A-Za-z][\w.-]*=)([A-Za-z][A-Za-z0-9+.:-]*://.*)", re.S)
@@ -38,7 +37,7 @@ def with_local_paths(command: str | None, arguments: Sequence[str]) -> list[str]
             _check(command, before, start, text)
             argument, remote = start + str(local_path(text)), True
             if command == "serve":  # models are mapped, and run by TensorFlow
-                keep_below(argument.removeprefix(start))
+                importlib.import_module("kvtools.remote.stored").keep_below(argument.removeprefix(start))
         found.append(argument)
         before = argument
     if remote:

@@ -92,8 +92,8 @@ def replace_files(target: Path, *, force: bool = False) -> Iterator[Path]:
         old = _files_of(target)
         new = sorted(work.iterdir(), key=_index_last)
         if _is_in_store(target):
-            names = [file.name for file in old]
-            importlib.import_module("kvtools.remote.upload").put_files(new, target, old=names, force=force)
+            there = [file.name for file in old]
+            importlib.import_module("kvtools.remote.upload").put_files(new, target, old=there, force=force)
             return
         stale = [file for file in old if file.name.endswith(_INDEX)]
         # Without its index there is no checkpoint: a reader between these renames finds none, not a mixed one.

@@ -47,6 +47,7 @@ from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 from kvtools.remote.stored import open_binary
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_OTHERS = (b"PAR1", b"ARRO", b"PK\x03\x04")
 _SIGNATURE_AT = (0, *(512 << power for power in range(16)))
 
 
@@ -57,6 +58,8 @@ def sniff(source: Source) -> bool:
     try:
         size = source.path.stat().st_size
         with open_binary(source.path) as file:
+            if _bytes_at(file, 0, 4) in _OTHERS:  # no search of a remote file that begins as another format does
+                return False
             return any(_bytes_at(file, at, 8) == _SIGNATURE for at in _SIGNATURE_AT if at < size)
     except OSError:
         return False

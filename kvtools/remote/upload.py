@@ -47,7 +47,7 @@ def put_files(files: Sequence[Path], target: Path, *, old: Sequence[str], force:
     there = put.names_of((), [file.name for file in files] + list(old))
     if there and not force:
         raise OutputError(f"writing '{url.text}': '{there[0]}' appeared there meanwhile; name another place")
-    paths = {(file.name,): file for file in files}
+    paths: dict[tuple[str, ...], Path] = {(file.name,): file for file in files}
     order = list(paths)
     if len(files) == 1 and url.whole_puts:
         put.put(paths, order)  # a file takes the place of another at once, or not at all
