@@ -13,7 +13,6 @@ _FILE_SYSTEMS = ("hdfs", "webhdfs", "sftp", "ssh", "hf")
 _READ_ONLY = ("http", "https")
 SCHEMES = (*_OBJECT_STORES, *_FILE_SYSTEMS, *_READ_ONLY, "file")
 
-_OTHERS = frozenset({"redis", "rediss", "unix", "tfra+redis", "tfra+rediss"})
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
 _CHAINED = re.compile(r"[A-Za-z0-9+.-]*::[^/]*(?:://|::)|[A-Za-z][A-Za-z0-9+.-]*://[^/]*::", re.S)
 _USER_IN_NAME = ("abfs", "abfss", "az")  # container@account
@@ -56,7 +55,7 @@ def is_remote(text: str) -> bool:
     if "://" not in text:
         return False
     found = _URL.fullmatch(text)
-    return bool(_CHAINED.match(text)) if found is None else found[1].lower() not in _OTHERS
+    return bool(_CHAINED.match(text)) if found is None else not found[1].lower().startswith(("redis", "unix"))
 
 
 def parse(text: str) -> RemoteUrl:
