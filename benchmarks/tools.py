@@ -26,6 +26,7 @@ from typing import Any
 
 import asked_rows
 import many_tables
+import queries
 from machine import file_name, machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -217,9 +218,10 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {entry['side']} | {entry['to']} | {what} | {entry['ratio']:.2f} | ≥ {entry['at_least']:g} | {reached} |"
         )
-    return "\n".join(
-        [*lines, "", asked_rows.markdown(result["asked_rows"]), "", many_tables.markdown(result["many_tables"])]
-    )
+    more = {"queries": queries, "asked_rows": asked_rows, "many_tables": many_tables}
+    return "
+".join([*lines, *(f"
+{part.markdown(result[name])}" for name, part in more.items())])
 
 
 def main() -> None:
@@ -244,6 +246,7 @@ def main() -> None:
         "machine": on,
         **measure(args.gigabytes, args.rounds, say),
         "asked_rows": asked_rows.measure(say),
+        "queries": queries.measure((args.gigabytes / 10, args.gigabytes), args.rounds, say),
         "many_tables": many_tables.measure(say),
     }
     output = args.output or ROOT / "benchmarks" / "results"

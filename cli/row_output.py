@@ -24,6 +24,7 @@ from kvtools.errors import UsageError, one_line
 from kvtools.get import ColumnChoice, choose_columns
 from kvtools.json_numbers import json_numbers
 from kvtools.migrate import write_tables
+from kvtools.read_ahead import read_ahead
 from kvtools.row_filter import tables_with
 from kvtools.table_names import is_pattern
 
@@ -163,7 +164,7 @@ def _records(rows: Iterator[Rows]) -> Iterator[dict[str, Any]]:
 
 def _print_csv(table: TableReader, choice: ColumnChoice, rows: Iterator[Rows]) -> None:
     more: tuple[str, ...] | None = None
-    for some in rows:
+    for some in read_ahead(rows):
         if more is None:
             print(csv_header(_csv_names(table.schema, choice, more := tuple(some.numbers))))
         chunk = some.chunk

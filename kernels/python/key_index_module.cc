@@ -22,6 +22,11 @@ constexpr size_t kMostKeys = INT32_MAX;
 // So many keys are looked up at once: the memory that each needs is asked for before the first one waits for it.
 constexpr size_t kGroup = 32;
 
+struct Slot {
+  int64_t key;
+  int32_t place;  // -1 where the slot is free
+};
+
 // Open addressing with linear probing. A place is the number of a key's first occurrence among those given.
 class KeyIndex {
  public:
@@ -32,8 +37,7 @@ class KeyIndex {
     size_t slots = 16;
     while (slots < count + count / 2) slots *= 2;
     mask_ = slots - 1;
-    keys_.resize(slots);
-    places_.assign(slots, -1);
+    slots_.assign(slots, Slot{0, -1});
     same_.resize(count);
     const int64_t* const key = keys.data();
     size_t hashes[kGroup];
@@ -41,12 +45,9 @@ class KeyIndex {
       const size_t size = std::min(kGroup, count - begin);
       Prefetch(key + begin, size, hashes);
       for (size_t i = 0; i < size; ++i) {
-        const size_t slot = SlotOf(key[begin + i], hashes[i]);
-        if (places_[slot] < 0) {
-          keys_[slot] = key[begin + i];
-          places_[slot] = static_cast<int32_t>(begin + i);
-        }
-        same_[begin + i] = places_[slot];
+        Slot& slot = slots_[SlotOf(key[begin + i], hashes[i])];
+        if (slot.place < 0) slot = {key[begin + i], static_cast<int32_t>(begin + i)};
+        same_[begin + i] = slot.place;
       }
     }
   }
@@ -62,7 +63,7 @@ class KeyIndex {
       const size_t size = std::min(kGroup, count - begin);
       Prefetch(key + begin, size, hashes);
       for (size_t i = 0; i < size; ++i) {
-        const int32_t place = places_[SlotOf(key[begin + i], hashes[i])];
+        const int32_t place = slots_[SlotOf(key[begin + i], hashes[i])].place;
         if (place >= 0) row[place] = first + static_cast<int64_t>(begin + i);
       }
     }
@@ -79,21 +80,19 @@ class KeyIndex {
   void Prefetch(const int64_t* keys, size_t count, size_t* hashes) const {
     for (size_t i = 0; i < count; ++i) {
       hashes[i] = static_cast<size_t>(Mix64(static_cast<uint64_t>(keys[i]))) & mask_;
-      __builtin_prefetch(&places_[hashes[i]]);
-      __builtin_prefetch(&keys_[hashes[i]]);
+      __builtin_prefetch(&slots_[hashes[i]]);
     }
   }
 
   // The slot of a key, or the free one where it would be.
   size_t SlotOf(int64_t key, size_t slot) const {
-    while (places_[slot] >= 0 && keys_[slot] != key) slot = (slot + 1) & mask_;
+    while (slots_[slot].place >= 0 && slots_[slot].key != key) slot = (slot + 1) & mask_;
     return slot;
   }
 
   size_t mask_;
-  std::vector<int64_t> keys_;
-  std::vector<int32_t> places_;  // -1 in a free slot
-  std::vector<int32_t> same_;    // the place of each key that was given
+  std::vector<Slot> slots_;
+  std::vector<int32_t> same_;  // the place of each key that was given
 };
 
 }  // namespace
