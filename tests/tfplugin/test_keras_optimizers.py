@@ -230,7 +230,7 @@ def test_refused_optimizers(make):
 
 @pytest.mark.parametrize("optimizers", [k3, new], ids=["keras3", "tf_keras"])
 def test_moving_averages_take_the_place_of_rows_in_the_end(make, rows_of, optimizers):
-    close = 10 * 2.0**-23  # ten roundings: TensorFlow 2.16 makes the stock average in another order
+    close = 10 * 2.0**-23  # ten roundings: stock averages by differences
     table, dense = make(initializer=1.0), tf.Variable(tf.ones([3, 4]))
     wrapper = tfplugin.OptimizerWrapper(optimizers.SGD(0.5, use_ema=True, ema_momentum=0.75))
     plain = optimizers.SGD(0.5, use_ema=True, ema_momentum=0.75)
