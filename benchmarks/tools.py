@@ -26,6 +26,7 @@ from typing import Any
 
 import asked_rows
 import many_tables
+import queries
 from machine import file_name, machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -217,9 +218,12 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {entry['side']} | {entry['to']} | {what} | {entry['ratio']:.2f} | ≥ {entry['at_least']:g} | {reached} |"
         )
-    return "\n".join(
-        [*lines, "", asked_rows.markdown(result["asked_rows"]), "", many_tables.markdown(result["many_tables"])]
-    )
+    parts = [
+        queries.markdown(result["queries"]),
+        asked_rows.markdown(result["asked_rows"]),
+        many_tables.markdown(result["many_tables"]),
+    ]
+    return "\n".join([*lines, "", *(line for part in parts for line in (part, ""))])
 
 
 def main() -> None:
@@ -243,6 +247,7 @@ def main() -> None:
         "rounds": args.rounds,
         "machine": on,
         **measure(args.gigabytes, args.rounds, say),
+        "queries": queries.measure((args.gigabytes / 10, args.gigabytes), args.rounds, say),
         "asked_rows": asked_rows.measure(say),
         "many_tables": many_tables.measure(say),
     }

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtools.cli.json_text import string_keys
+from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import DEFAULT_MEMORY, AsJson, DryRun, Force, Memory, Source, bytes_of, no_standard_output
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.standard_output import write_bytes
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
 from kvtools.sql.output import check_format, column_labels, csv_header, csv_rows, json_lines, write_result
@@ -72,17 +73,16 @@ def run(
     \b
     Examples:
       kvtools sql model.ckpt-100 "select key, freq, norm from user_emb order by freq desc limit 20"
-      kvtools sql model.ckpt-100 'select part, count(*), avg(norm) from item_emb group by part'
+      kvtools sql model.ckpt-100 "select part, count(*), avg(norm) from item_emb group by part"
       kvtools sql model.ckpt-100 "select * from user_emb where freq < 3" --output cold.parquet
-      kvtools sql --attach old=model.ckpt-100 --attach new=model.ckpt-200 \\
-        "select key, n.norm - o.norm as moved from old.user_emb o join new.user_emb n using (key)"
+      kvtools sql --attach a=model.ckpt-100 --attach b=model.ckpt-200 "from a.user_emb anti join b.user_emb using (key)"
     """
-    if sum([as_json, rows_as_json, as_csv, output is not None]) > 1:
+    if sum([as_json, rows_as_json, as_csv]) > 1 or (output is not None and (rows_as_json or as_csv)):
         raise UsageError("printing an answer: got several of --json, --json-lines, --csv and --output, expected one")
+    if dry_run and output is None:
+        raise UsageError("got --dry-run without --output: nothing is written")
     if threads is not None and threads < 1:
         raise UsageError(f"got --threads {threads}, expected 1 or more")
-    if dry_run and output is None:
-        raise UsageError("asking in SQL: got --dry-run, which is for --output; nothing is written without it")
     if output is not None:
         check_format(Path(output))
     text, paths = _text(arguments or [], attach or [], file)
@@ -94,7 +94,10 @@ def run(
             )
             if output is not None:
                 rows = write_result(result, Path(output), force=force, dry_run=dry_run)
-                print(f"{'would write' if dry_run else 'wrote'} {rows:,} rows to {output}")
+                if as_json:
+                    print(dumps({"output": output, "rows": rows, "dry_run": dry_run}))
+                else:
+                    print(f"{'would write' if dry_run else 'wrote'} {rows:,} rows to {output}")
                 return
             batches = result.batches()
             first = list(_until_block(batches))
@@ -103,19 +106,17 @@ def run(
 
 
 def _print(result: QueryResult, batches: Iterator[Any], as_json: bool, rows_as_json: bool, as_csv: bool) -> None:
-    if string_keys() and (as_json or rows_as_json):
-        batches = map(_with_strings, batches)
     if as_json:
         _print_json(result, batches)
     elif rows_as_json:
         labels = column_labels(result)
         for batch in batches:
-            for line in json_lines(batch, labels):
+            for line in json_lines(batch, labels, dumps):
                 print(line)
     elif as_csv:
-        print(csv_header(result), end="")
+        write_bytes(csv_header(result).encode())
         for batch in batches:
-            print(csv_rows(batch).decode(), end="")
+            write_bytes(csv_rows(batch))
     else:
         _print_text(result, batches)
 
@@ -173,24 +174,13 @@ def _until_block(batches: Iterator[Any]) -> Iterator[Any]:
             return
 
 
-def _with_strings(batch: Any) -> Any:
-    """Return a batch with strings for integers of 64 bits: which of them are keys, a query does not tell."""
-    import pyarrow as pa
-
-    arrays = [
-        column.cast(pa.string()) if pa.types.is_integer(column.type) and column.type.bit_width == 64 else column
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-
-
 def _print_json(result: QueryResult, batches: Iterator[Any]) -> None:
     labels = column_labels(result)
     types = [{"name": label, "type": str(field.type)} for label, field in zip(labels, result.schema, strict=True)]
     sys.stdout.write(f'{{"columns": {json.dumps(types)}, "rows": [')
     between = ""
     for batch in batches:
-        for line in json_lines(batch, labels):
+        for line in json_lines(batch, labels, dumps):
             sys.stdout.write(between + line)
             between = ", "
     print("]}")

@@ -33,10 +33,11 @@ def check_format(target: Path) -> None:
 def write_result(result: QueryResult, target: Path, *, force: bool = False, dry_run: bool = False) -> int:
     """Write the answer to a query to a file, of the format that its name says, and return how many rows it has.
 
+    With `dry_run` all is done but the file stays away.
+
     Parquet keeps types: vectors are fixed_size_list. In comma-separated values a vector is a column for each number,
     `value.0`, `value.1`, ..., and NULL is nothing. JSON lines have an object for each row. NaN and infinities are
-    written "NaN", "Infinity" and "-Infinity" in both. Columns of the same name are numbered. With `dry_run` it goes to
-    a temporary file, which is dropped.
+    written "NaN", "Infinity" and "-Infinity" in both. Columns of the same name are numbered.
 
     Raises:
         UsageError: the name tells no format, or a column has a type that the format has not.
@@ -142,10 +143,10 @@ def _write_json_lines(result: QueryResult, file: BinaryIO) -> int:
     return rows
 
 
-def json_lines(batch: Any, labels: list[str]) -> Iterator[str]:
+def json_lines(batch: Any, labels: list[str], dumps: Callable[[Any], str] = json.dumps) -> Iterator[str]:
     """Yield the rows of a record batch, each a JSON object of its columns under these names."""
     for row in zip(*json_columns(batch), strict=True):
-        yield json.dumps(dict(zip(labels, row, strict=True)))
+        yield dumps(dict(zip(labels, row, strict=True)))
 
 
 def _write_csv(result: QueryResult, file: BinaryIO) -> int:

@@ -59,6 +59,7 @@ LINES = {
     "scan": "scan model.ckpt-100 --from -2 --to 2 --columns value,freq,norm",
     "simulate": "simulate policy.toml ids.parquet --batch-size 20",
     "split": "split model.ckpt-100 pieces --by mod:2",
+    "sql-names": "sql model.ckpt-100 'select key from user_em'",
     "stats": "stats model.ckpt-100",
     "top": "top model.ckpt-100 -n 3",
     "verify": "verify model.ckpt-100",

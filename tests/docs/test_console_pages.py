@@ -150,6 +150,7 @@ def _logged(folder: Path) -> None:
 
 PYTHON_OF_TOOLS = (
     *("docs/advise.md", "docs/simulate.md"),
+    *("docs/neighbours.md", "docs/scan.md", "docs/top.md"),
     *("docs/chain-tools.md", "docs/clip.md", "docs/diff.md", "docs/stats.md"),
     *("docs/dialects/arrow.md", "docs/dialects/hdf5.md", "docs/dialects/npz.md", "docs/dialects/parquet.md"),
 )
@@ -161,6 +162,9 @@ MADE: dict[str, Callable[[Path], None]] = {
     "docs/cast.md": _model,
     "docs/chain-tools.md": _chain,
     "docs/clip.md": _model,
+    "docs/neighbours.md": _model,
+    "docs/scan.md": _model,
+    "docs/top.md": _model,
     "docs/dialects/npz.md": lambda folder: _moved(folder, "tables.npz"),
     "docs/dialects/safetensors.md": lambda folder: _moved(folder, "tables.safetensors"),
     "docs/get.md": lambda folder: (folder / "ids.txt").write_text("-7\n42\n"),
