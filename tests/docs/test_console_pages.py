@@ -162,6 +162,7 @@ def _logged(folder: Path) -> None:
 
 PYTHON_OF_TOOLS = (
     *("docs/advise.md", "docs/simulate.md"),
+    *("docs/neighbours.md", "docs/scan.md", "docs/top.md"),
     *("docs/chain-tools.md", "docs/clip.md", "docs/diff.md", "docs/repair.md", "docs/stats.md"),
     *("docs/dialects/arrow.md", "docs/dialects/hdf5.md", "docs/dialects/npz.md", "docs/dialects/parquet.md"),
 )
