@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import many_tables
+import s3_reads
 from machine import file_name, machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -216,7 +217,8 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {entry['side']} | {entry['to']} | {what} | {entry['ratio']:.2f} | ≥ {entry['at_least']:g} | {reached} |"
         )
-    return "\n".join([*lines, "", many_tables.markdown(result["many_tables"])])
+    sections = [many_tables.markdown(result["many_tables"]), s3_reads.markdown(result["s3_reads"])]
+    return "\n".join([*lines, "", *sections])
 
 
 def main() -> None:
@@ -241,6 +243,7 @@ def main() -> None:
         "machine": on,
         **measure(args.gigabytes, args.rounds, say),
         "many_tables": many_tables.measure(say),
+        "s3_reads": s3_reads.measure(say),
     }
     output = args.output or ROOT / "benchmarks" / "results"
     output.mkdir(parents=True, exist_ok=True)
