@@ -27,6 +27,7 @@ from typing import Any
 import asked_rows
 import many_tables
 import queries
+import s3_reads
 from machine import file_name, machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -218,7 +219,7 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {entry['side']} | {entry['to']} | {what} | {entry['ratio']:.2f} | ≥ {entry['at_least']:g} | {reached} |"
         )
-    more = {"queries": queries, "asked_rows": asked_rows, "many_tables": many_tables}
+    more = {"queries": queries, "asked_rows": asked_rows, "many_tables": many_tables, "s3_reads": s3_reads}
     return "\n".join([*lines, *(f"\n{part.markdown(result[name])}" for name, part in more.items())])
 
 
@@ -246,6 +247,7 @@ def main() -> None:
         "asked_rows": asked_rows.measure(say),
         "queries": queries.measure((args.gigabytes / 10, args.gigabytes), args.rounds, say),
         "many_tables": many_tables.measure(say),
+        "s3_reads": s3_reads.measure(say),
     }
     output = args.output or ROOT / "benchmarks" / "results"
     output.mkdir(parents=True, exist_ok=True)

@@ -20,9 +20,11 @@ from kvtools.remote.store import Entry, Store
 from kvtools.remote.stored import _GATHERED_AT_ONCE, Places
 
 _RUN = 128
-"""Blocks of one request at most: 8 MiB."""
-_AHEAD = 1024
-"""Blocks that are fetched ahead of who reads on: 64 MiB."""
+"""Blocks of one request that somebody waits for, at most: 8 MiB."""
+_LONG_RUN = 512
+"""Blocks of one request ahead of who reads on, where the bytes are written as they come: 32 MiB."""
+_AHEAD = 4096
+"""Blocks that are fetched ahead of who reads on: 256 MiB."""
 _STREAMS = 32
 _ABSENT, _COMING, _HERE = 0, 1, 2
 
@@ -43,6 +45,7 @@ class RemoteFile:
         self.shown = shown
         self._store = store
         self._size = entry.size
+        self._long_run = _LONG_RUN if store.scheme in ("s3", "s3a") else _RUN
         self._blocks = -(-entry.size // BLOCK)
         self._state = bytearray()  # made when a byte is asked for
         self._coming: dict[int, Future[None]] = {}
@@ -194,24 +197,24 @@ class RemoteFile:
         block = first
         while block <= last:
             if self._state[block] == _ABSENT:
-                block = self._submit(block, end)
+                block = self._submit(block, end, _RUN)
             block += 1
 
     def _request_ahead(self, first: int, end: int, final: int) -> None:
         """Ask for what follows up to `end`: in no small requests for the small steps that a reader takes."""
-        block, least = first, min(_RUN // 2, end + 1 - first)
+        block, least = first, min(self._long_run // 2, end + 1 - first)
         while (block := self._state.find(_ABSENT, block, end + 1)) >= 0:
             here = self._state.find(_HERE, block, end + 1)
             coming = self._state.find(_COMING, block, end + 1)
             stop = min([place for place in (here, coming) if place >= 0], default=end + 1) - 1
             if stop == end < final and stop + 1 - block < least:
                 return
-            block = self._submit(block, stop) + 1
+            block = self._submit(block, stop, self._long_run) + 1
 
-    def _submit(self, first: int, end: int) -> int:
-        """Ask for absent blocks from `first` on, up to `end` and in one request; return the last one."""
+    def _submit(self, first: int, end: int, most: int) -> int:
+        """Ask for absent blocks from `first` on, up to `end` and `most` in one request; return the last one."""
         last = first
-        while last < end and last + 1 - first < _RUN and self._state[last + 1] == _ABSENT:
+        while last < end and last + 1 - first < most and self._state[last + 1] == _ABSENT:
             last += 1
         self._state[first : last + 1] = bytes([_COMING]) * (last + 1 - first)
         future = block_cache.pool().submit(self._fetch, first, last)

@@ -132,7 +132,14 @@ def test_a_refusal_is_told_at_once(bucket: Bucket, url: str, status: int, code: 
     assert len(by_range) == len(bucket.proxy.gets(".data-"))  # nothing is asked for twice
 
 
-@pytest.mark.parametrize(("status", "code"), [(503, "SlowDown"), (500, "InternalError"), (429, "TooManyRequests")])
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (503, "SlowDown"),
+        pytest.param(500, "InternalError", marks=pytest.mark.thorough),
+        pytest.param(429, "TooManyRequests", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_busy_store_is_asked_again_later(
     bucket: Bucket, url: str, status: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +198,6 @@ def test_rows_of_two_files_are_never_mixed(bucket: Bucket, url: str, tmp_path: P
     np.testing.assert_array_equal(next(chunks).values, VALUES[:500])
     write_tables([ArrayTable("emb", np.arange(ROWS), VALUES + 1)], tmp_path / "n" / "model.ckpt", "tfplugin")
     bucket.put(tmp_path / "n", "m")
-    remote_file  # noqa: B018
     rest: list[Any] = []
     try:
         rest += list(chunks)

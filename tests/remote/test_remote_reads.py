@@ -53,10 +53,16 @@ def opened(path: str | Path) -> Any:
         return type(error)
 
 
+@pytest.mark.parametrize("store", ["memory", "s3"])
 @pytest.mark.parametrize("place", PLACES)
-def test_the_same_rows_from_an_s3_server(bucket: Bucket, place: str) -> None:
+def test_the_same_rows_from_a_store(request: pytest.FixtureRequest, store: str, place: str) -> None:
     folder, path = PLACES[place]
-    url = bucket.put(DATA / folder, f"models/{Path(folder).name}")
+    if store == "s3":
+        url = request.getfixturevalue("bucket").put(DATA / folder, f"models/{Path(folder).name}")
+    else:
+        system, url = request.getfixturevalue("memory")
+        url = f"{url}/{Path(folder).name}"
+        system.put(f"{DATA / folder}/", f"{url}/", recursive=True)
     assert opened(url + path) == opened(str(DATA / folder) + path)
 
 

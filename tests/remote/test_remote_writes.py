@@ -41,6 +41,9 @@ def test_the_index_goes_last(bucket: Bucket) -> None:
     write_tables([table(1)], f"{bucket.url}/a/model.ckpt", "tfplugin")
     assert puts(bucket) == ["a/model.ckpt.data-00000-of-00001", "a/model.ckpt.index"]
     assert value_of(f"{bucket.url}/a/model.ckpt") == 1
+    write_tables([table(2)], f"{bucket.url}/a/model.ckpt", "tfplugin", options=FORCE)
+    assert puts(bucket)[-1] == "a/model.ckpt.index" and len(bucket.names()) == 2
+    assert value_of(f"{bucket.url}/a/model.ckpt") == 2
 
 
 def test_a_folder_is_marked_as_unfinished_until_it_is_whole(bucket: Bucket) -> None:
@@ -76,6 +79,7 @@ def test_an_upload_that_fails_leaves_nothing_that_opens(bucket: Bucket, to: str,
     assert bucket.names() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("to", ["tfplugin", "parquet"])
 def test_force_lets_the_old_stand_until_the_new_one_does(
     bucket: Bucket, to: str, recwarn: pytest.WarningsRecorder
