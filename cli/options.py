@@ -13,7 +13,7 @@ import typer
 
 from kvtools.byte_size import byte_size
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import Engine
@@ -72,7 +72,18 @@ Workers = Annotated[
 EngineName = Annotated[
     str, typer.Option("--engine", metavar="local|ray", help="Where shards are worked on: here, or on a Ray cluster.")
 ]
-Tables = Annotated[list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; may be repeated.")]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", metavar="NAME", help="Only this table, or those like 'deep/*'; may be repeated."),
+]
+Where = Annotated[
+    str | None,
+    typer.Option("--where", metavar="EXPRESSION", help="Only rows that meet this, as in 'freq < 3 and norm < 0.01'."),
+]
+Sort = Annotated[
+    str | None,
+    typer.Option("--sort", metavar="bytes|rows|name", help="The order of tables: largest first, or by name."),
+]
 To = Annotated[str | None, typer.Option("--to", metavar="DIALECT", help="The dialect to write; that of PATH.")]
 Parts = Annotated[
     int | None, typer.Option("--parts", metavar="N", help="How many parts each table gets; as many as it has.")
@@ -89,6 +100,9 @@ Partition = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that is there.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Do all but write: say what would be there, and change nothing on disk.")
+]
 Compression = Annotated[
     str | None, typer.Option("--compression", metavar="NAME", help="As the dialect names it; 'none' for none.")
 ]
@@ -133,6 +147,7 @@ class Output:
     force: Force = False
     memory: Memory = DEFAULT_MEMORY
     workers: Workers = None
+    dry_run: DryRun = False
 
     def options(
         self,
@@ -152,7 +167,23 @@ class Output:
             partition,
             memory=bytes_of(self.memory),
             force=self.force,
+            dry_run=self.dry_run,
         )
+
+
+def sorted_tables(tables: Sequence[TableReader], sort: str | None) -> list[TableReader]:
+    """Return tables in the order that `--sort` says: the largest first, or by name; as they come if it is None.
+
+    Raises:
+        UsageError: there is no such order.
+    """
+    if sort not in (None, "bytes", "rows", "name"):
+        raise UsageError(f"got --sort {sort!r}, expected bytes, rows or name")
+    if sort is None:
+        return list(tables)
+    if sort == "name":
+        return sorted(tables, key=lambda table: table.schema.name)
+    return sorted(tables, key=lambda table: (-getattr(table.schema, sort), table.schema.name))
 
 
 def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: bool = False) -> None:
@@ -161,7 +192,7 @@ def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: 
     A command that only reads opens a checkpoint leniently, asks before its work for the tables named, and after it
     for all, so that one damaged table hides none of the others.
     """
-    for name in tables:
+    for name in checkpoint.names_of(tables):
         if name in checkpoint.broken:
             raise checkpoint.broken[name]
     if any_table and not tables and checkpoint.broken:
