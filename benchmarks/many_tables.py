@@ -102,6 +102,7 @@ def commands() -> dict[str, Callable[[str, str], list[str]]]:
         "rename": lambda source, out: ["rename", source, out, "--add-prefix", "x/"],
         "export": lambda source, out: ["export", source, "--savedmodel", out],
         "export --snapshot": lambda source, out: ["export", source, "--snapshot", out],
+        "advise": lambda source, out: ["advise", source, "--output", f"{out}.toml"],
         "completion tables": lambda source, out: ["completion", "tables", source],
         **made,
     }

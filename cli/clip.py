@@ -18,6 +18,7 @@ from kvtools.cli.clip_options import (
 from kvtools.cli.json_text import dumps
 from kvtools.cli.options import AsJson, Output, Source, SourcePath, Tables, To, bytes_of, no_standard_output
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose
 from kvtools.clip import write_chosen
 from kvtools.clip_policy import budget_order, choose_all
 from kvtools.errors import UsageError
@@ -98,9 +99,8 @@ def run(
         print_choices(choices)
         print_budget(order)
     if dtypes and not as_json:
-        print(
-            f"note: the dtype of {len(dtypes)} tables in '{clipping.policy}' is for `kvtools cast` and `kvtools export`"
-        )
+        whose = f"{len(dtypes)} table{'s' * (len(dtypes) != 1)} in '{clipping.policy}'"
+        print(prose(f"note: the dtype of {whose} is for `kvtools cast` and `kvtools export`"))
     described = [describe(choice) for choice in choices]
     if output.dry_run or out is None:
         if as_json:

@@ -74,7 +74,7 @@ def run(
     \b
     Examples:
       kvtools explore model.ckpt-100
-      kvtools explore model.ckpt-100 --output tables.html --open
+      kvtools explore model.ckpt-100 --output tables.html --table user_emb
       kvtools explore model.ckpt-100 --table 'user*' --terminal
     """
     if points < 0 or points > 5000:
@@ -108,7 +108,7 @@ def run(
             record = {"path": str(checkpoint.path), "html": str(output), "bytes": written.bytes}
             print(dumps(record | {"tables": list(written.tables)} | ({"dry_run": True} if dry_run else {})))
         else:
-            print("nothing was written" if dry_run else f"wrote {output}")
+            print(f"{'would write' if dry_run else 'wrote'} {output}")
         if open_it and not dry_run and not webbrowser.open(output.absolute().as_uri()):
             print(f"kvtools: warning: no browser was found; open {output.absolute()} yourself", file=sys.stderr)
     check_readable(checkpoint, table or [], any_table=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,9 @@ from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import AsJson, Output, OutputPath, Source, SourcePath, Tables, To
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.terminal import prose
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.field_names import field_of
 from kvtools.repair import NanRule, Repair, RepairedTable, Repairs, repair
 
 
@@ -79,10 +81,14 @@ def run(
         _print(done)
     for line in _lost(done):
         print(f"kvtools: warning: lost: {line}", file=sys.stderr)
-    repaired = [dataclasses.asdict(one) for one in done.tables]
+    repaired = [_described(one) for one in done.tables]
     print_account(
         done.account, as_json=as_json, planned=output.dry_run, whole=False, repaired=repaired, lost=list(done.lost)
     )
+
+
+def _described(one: RepairedTable) -> dict[str, Any]:
+    return {**dataclasses.asdict(one), "non_finite": {field_of(name): count for name, count in one.non_finite.items()}}
 
 
 def _repairs(nan: list[str], duplicates: str, only: str | None, salvage: bool) -> Repairs:
@@ -119,10 +125,10 @@ def _print(done: Repair) -> None:
     print(columns(header, rows, right=frozenset(range(1, 7))))
     for one in done.tables:
         for line in _lines(one):
-            print(f"repaired: {shown(one.table)}: {line}")
+            print(prose(f"repaired: {shown(one.table)}: {line}"))
     for one in done.tables:
         for line in one.notes:
-            print(f"note: {shown(one.table)}: {line}")
+            print(prose(f"note: {shown(one.table)}: {line}"))
     if all(one.sound for one in done.tables) and not done.lost:
         print("nothing to repair")
     print()

@@ -103,6 +103,7 @@ class Advice:
 
     `budget` is what was asked for, `over_budget` whether rows must go for it beyond what is advised anyway; then
     `compared_by` says by what a budget compares them. `auc` is that of the log's labels, before and after.
+    `left_out` are tables that the command does not write: those that nothing of a whole model looks up.
     """
 
     path: str
@@ -113,6 +114,7 @@ class Advice:
     compared_by: str | None = None
     auc: tuple[float, float] | None = None
     whole_model: bool = False
+    left_out: Sequence[str] = ()
 
     @property
     def bytes(self) -> int:
@@ -238,13 +240,14 @@ def advise(
         choices = {choice.table: choice for choice in choose(policy)}
         order = budget_order(policy, [known[name].schema for name in choices])
         compared_by = None if order is None else order.by
+    left_out = [name for name in names if name not in choices]
     made = [_advice(plan, choices[plan.schema.name], goal, over) for plan in plans if plan.schema.name in choices]
     auc = None
     if log is not None and labels is not None and scorer is not None:
         dtypes = {plan.schema.name: plan.dtype if goal == "serving" else None for plan in plans}
         auc = _auc(log, known, columns, labels, scorer, choices, counts, dtypes)
     made.sort(key=lambda table: (-table.bytes_saved, -table.bytes, table.table))
-    return Advice(str(checkpoint.path), goal, made, budget, over, compared_by, auc, whole_model)
+    return Advice(str(checkpoint.path), goal, made, budget, over, compared_by, auc, whole_model, left_out)
 
 
 Chooser = Callable[[Policy], list[Choice]]
@@ -554,6 +557,7 @@ def described(advice: Advice) -> dict[str, Any]:
         "budget": advice.budget,
         "over_budget": advice.over_budget,
         "compared_by": advice.compared_by,
+        "left_out": list(advice.left_out),
         "auc": None if advice.auc is None else {"before": advice.auc[0], "after": advice.auc[1]},
         "tables": [
             {

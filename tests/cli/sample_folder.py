@@ -135,12 +135,24 @@ def _of_model(*arguments: str) -> Callable[[Path], None]:
     return make
 
 
+def _bad(folder: Path) -> None:
+    """Write a checkpoint with a NaN, an infinity in a slot, and a key that stands twice."""
+    rng = np.random.default_rng(1)
+    keys = np.array([0, 2, 4, 2, 1, 3, 5])
+    values, slot = rng.normal(0, 0.1, (2, len(keys), 4)).astype(np.float32).round(3)
+    values[2, 1], slot[5, 0] = np.nan, np.inf
+    table = ArrayTable("user_emb", keys, values, slots={"Adam.m": slot}, part_rows=[4, 3], partition="floor_mod")
+    write_tables([table], folder / "bad.ckpt-100", "tfplugin")
+
+
 def _damaged(folder: Path) -> None:
-    """Write a checkpoint of which a byte of a table's rows has changed."""
+    """Write a checkpoint in which a byte of the values of a part of user_emb has changed."""
     model(folder / "damaged.ckpt-100")
+    values = next(kvtools.open(folder / "damaged.ckpt-100").table("user_emb").chunks(part=1)).values
+    assert values is not None
     data = folder / "damaged.ckpt-100.data-00000-of-00001"
     changed = bytearray(data.read_bytes())
-    changed[len(changed) // 2] ^= 1
+    changed[changed.index(values.tobytes()) + 5] ^= 0x10
     data.write_bytes(changed)
 
 
@@ -181,6 +193,7 @@ PIECES: dict[str, Callable[[Path], None]] = {
     "model.kvsnap": _of_model("export", "@model.ckpt-100", "--snapshot", "@model.kvsnap"),
     "shards": _of_model("split", "@model.ckpt-100", "@shards", "--by", "mod:2"),
     "renamed.ckpt": _of_model("rename", "@model.ckpt-100", "@renamed.ckpt", "--table", "user_emb=towers/user"),
+    "bad.ckpt-100": _bad,
     "ids.txt": _text("ids.txt", "key\n17 # the first\n-3\n"),
     "vip.txt": _text("vip.txt", "17\n-3\n"),
     "ids.npy": _numbers("ids.npy", [17, -3]),

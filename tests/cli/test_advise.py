@@ -50,6 +50,15 @@ def test_what_advice_tells_is_what_its_command_does(folder: Path, capsys: Captur
     }
 
 
+def test_advice_on_a_whole_model_is_what_its_export_does(capsys: Capture) -> None:
+    model = Path(__file__).parents[1] / "data" / "tfra" / "savedmodel"
+    advice = told(capsys, f"advise {model} --output advised.toml --max-error 0.001")
+    assert advice["whole_model"] and advice["left_out"] == []
+    (export,) = told(capsys, f"export --savedmodel out {model} --policy advised.toml")["tables"]
+    (table,) = advice["tables"]
+    assert (table["kept"], table["bytes_after"], table["dtype"]) == (export["rows"], export["bytes"], "float16")
+
+
 def test_auc_of_a_function_of_the_working_folder(capsys: Capture) -> None:
     advice = told(capsys, "advise model.ckpt-100 --log ids.parquet --labels clicked --scorer rank:score")
     assert 0.3 < advice["auc"]["before"] < 0.7 and 0.3 < advice["auc"]["after"] < 0.7

@@ -37,8 +37,6 @@ RUNS: Mapping[str, str] = {
     "apply": "apply train/ckpt-1 train/ckpt-2.delta out",
     "split": "split sample out --by table",
     "rename": "rename sample out --table user_emb=user",
-    "advise": "advise sample --output out.toml",
-    "simulate": "simulate policy.toml ids.npy --csv out.csv",
     "export": "export sample --savedmodel out",
     "repair": "repair sample out",
 }
@@ -95,8 +93,6 @@ def here(sample_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     writer = ChainWriter(tmp_path / "train")
     writer.full({"emb": table_of({1: row(1), 2: row(2)})})
     writer.delta({"emb": table_of({1: row(1), 2: row(3)})})
-    (tmp_path / "policy.toml").write_text('[[tables]]\nname = "ads"\nmax-capacity = 3\n')
-    np.save(tmp_path / "ids.npy", np.array([1, 2, 1]))
     (tmp_path / "temporary").mkdir()
     (tmp_path / "policy.toml").write_text('[[tables]]\nname = "ids"\nmax-capacity = 50\n')
     np.save(tmp_path / "ids.npy", np.arange(20) % 7)

@@ -141,7 +141,6 @@ def test_export_takes_the_types_too(output: str, here: Path, capsys: Capture) ->
 def test_tables_beside_those_of_the_option_stay(here: Path, capsys: Capture) -> None:
     run(capsys, "cast model small.kvsnap --policy policy.toml --to snapshot --table user")
     found = open_checkpoint(here / "small.kvsnap")
-    _, values, _ = rows_of(NAMES.index("item"))
     chunk = found.table("item").to_numpy()
     assert chunk.values is not None and len(chunk) == ROWS and found.table("user").rows == int(kept("user").sum())
 

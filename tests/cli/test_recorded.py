@@ -23,7 +23,6 @@ RECORDED = Path(__file__).resolve().parent / "recorded"
 
 LINES = {
     "explore": "explore model.ckpt-100",
-    "repair": "repair damaged.ckpt-100 mended.ckpt --salvage",
     "sql": "sql model.ckpt-100 'select key, freq, norm, value from user_emb order by freq desc limit 3'",
     "sql-string-keys": "sql model.ckpt-100 'select key, freq from user_emb limit 2' --json-lines --string-keys",
     "verify-damaged": "verify damaged.ckpt-100",
@@ -53,6 +52,8 @@ LINES = {
     "merge": "merge train whole.ckpt",
     "migrate": "migrate model.ckpt-100 moved --to tfra --verify",
     "rename": "rename model.ckpt-100 new.ckpt --table user_emb=towers/users/embedding",
+    "repair": "repair bad.ckpt-100 mended.ckpt --nan user_emb=zero",
+    "repair-salvage": "repair damaged.ckpt-100 rescued.ckpt --salvage",
     "report": "report model.ckpt-100 --html report.html",
     "reshard": "reshard model.ckpt-100 out.ckpt --parts 3",
     "neighbours": "neighbours model.ckpt-100 17 99 -k 3",
@@ -63,6 +64,7 @@ LINES = {
     "stats": "stats model.ckpt-100",
     "top": "top model.ckpt-100 -n 3",
     "verify": "verify model.ckpt-100",
+    "verify-bad": "verify bad.ckpt-100",
 }
 """Command lines, by the names of their files; a new command adds its own."""
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from chain_writer import ChainWriter
 from page_blocks import ROOT, Command, blocks, commands, pages
+from sample_folder import PIECES
 
 import kvtools
 from kvtools.array_table import ArrayTable
@@ -55,7 +56,7 @@ OTHER_FILES = {
     "docs/inspect.md": ("torn", "tests/cli/test_inspect.py"),
     "docs/report.md": ("model.ckpt", "tests/cli/test_report.py"),
     "docs/stats.md": (r"\||/mnt/", "tests/cli/test_stats.py"),
-    "docs/verify.md": ("bad", "tests/cli/test_verify.py"),
+    "docs/verify.md": ("bad|sok_dump", "tests/kvtools/test_checksum_file.py"),
 }
 """Commands on files that are not here, trained or damaged for the page: what is in them, and the tests of such ones."""
 
@@ -134,6 +135,16 @@ def _chain(folder: Path) -> None:
         chain.increment()
 
 
+def _pieces(*names: str) -> Callable[[Path], None]:
+    """Make files that examples of `--help` name."""
+
+    def make(folder: Path) -> None:
+        for name in names:
+            PIECES[name](folder)
+
+    return make
+
+
 def _logged(folder: Path) -> None:
     """Write a model, a log of its ids and a policy, the one that docs/simulate.md shows."""
     import pyarrow
@@ -151,7 +162,7 @@ def _logged(folder: Path) -> None:
 PYTHON_OF_TOOLS = (
     *("docs/advise.md", "docs/simulate.md"),
     *("docs/neighbours.md", "docs/scan.md", "docs/top.md"),
-    *("docs/chain-tools.md", "docs/clip.md", "docs/diff.md", "docs/stats.md"),
+    *("docs/chain-tools.md", "docs/clip.md", "docs/diff.md", "docs/repair.md", "docs/stats.md"),
     *("docs/dialects/arrow.md", "docs/dialects/hdf5.md", "docs/dialects/npz.md", "docs/dialects/parquet.md"),
 )
 """Pages whose Python goes on with the files that their commands have written, and needs no TensorFlow."""
@@ -169,6 +180,8 @@ MADE: dict[str, Callable[[Path], None]] = {
     "docs/dialects/safetensors.md": lambda folder: _moved(folder, "tables.safetensors"),
     "docs/get.md": lambda folder: (folder / "ids.txt").write_text("-7\n42\n"),
     "docs/merge-split-rename.md": _shards,
+    "docs/policy-files.md": _pieces("model.ckpt-100", "policy.toml"),
+    "docs/repair.md": _pieces("bad.ckpt-100", "damaged.ckpt-100"),
     "docs/reshard.md": _model,
     "docs/stats.md": _run,
 }

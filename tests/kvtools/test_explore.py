@@ -250,7 +250,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     told = json.loads(capsys.readouterr().out)
     assert told["tables"] == ["item"] and told["bytes"] == (tmp_path / "b.html").stat().st_size
     assert main(["explore", str(path), "--output", "c.html", "--dry-run"]) == 0
-    assert capsys.readouterr().out == "nothing was written\n" and not (tmp_path / "c.html").exists()
+    assert capsys.readouterr().out == "would write c.html\n" and not (tmp_path / "c.html").exists()
     for wrong in (["--terminal", "--open"], ["--terminal"], ["--points", "-1"], ["--version-unit", "weeks"]):
         assert main(["explore", str(path), *wrong]) == 2
     monkeypatch.setitem(__import__("sys").modules, "kvtools.explore.terminal", None)

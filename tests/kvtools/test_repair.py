@@ -319,7 +319,7 @@ def test_an_account_is_printed_and_told_as_json(tmp_path: Path) -> None:
     assert told["dry_run"] is True and not (tmp_path / "d.npz").exists()
     (one,) = told["repaired"]
     assert (one["rows"], one["kept"], one["dropped"], one["duplicates"]) == (10, 6, 3, 1)
-    assert one["non_finite"] == {"values": 2, "slot Adam.m": 1} and told["lost"] == []
+    assert one["non_finite"] == {"value": 2, "Adam.m": 1} and told["lost"] == []
 
 
 def test_in_place_only_by_force(tmp_path: Path) -> None:
