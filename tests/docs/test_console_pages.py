@@ -53,6 +53,7 @@ OTHER_FILES = {
     "docs/dialects/hugectr.md": ("kvtools inspect saved", "tests/kvtools/test_hugectr.py"),
     "docs/dialects/sok-legacy.md": ("kvtools inspect saved", "tests/kvtools/test_sok_legacy.py"),
     "docs/diff.md": ("later", "tests/cli/test_diff.py"),
+    "docs/explore.md": ("model.ckpt", "tests/kvtools/test_explore.py"),
     "docs/export.md": ("trained_model|model.ckpt-100", "tests/cli/test_export_whole_model.py"),
     "docs/inspect.md": ("torn", "tests/cli/test_inspect.py"),
     "docs/report.md": ("model.ckpt", "tests/cli/test_report.py"),
@@ -180,8 +181,11 @@ MADE: dict[str, Callable[[Path], None]] = {
     "docs/merge-split-rename.md": _shards,
     "docs/policy-files.md": _pieces("model.ckpt-100", "policy.toml"),
     "docs/repair.md": _pieces("bad.ckpt-100", "damaged.ckpt-100"),
+    "docs/neighbours.md": _model,
     "docs/reshard.md": _model,
+    "docs/scan.md": _model,
     "docs/stats.md": _run,
+    "docs/top.md": _model,
 }
 
 
