@@ -17,11 +17,13 @@ import typer
 
 from kvtools import __version__
 from kvtools.cli.option_groups import with_single_options
+from kvtools.cli.remote_arguments import with_local_paths
 from kvtools.cli.shared_options import Color, Quiet, StringKeys, command_of, is_quiet, own_options, with_shared_options
 from kvtools.cli.signals import SignalError, ended_by_signals
 from kvtools.cli.standard_output import RefusedOutputError, give_up_output, open_standard_files, standard_output
 from kvtools.cli.terminal import styled
 from kvtools.errors import KvtoolsError, one_line
+from kvtools.remote.shown import shown
 
 COMMANDS = {
     "dialects": "List the formats that are read and written, and what each holds.",
@@ -105,6 +107,7 @@ def _run(arguments: list[str]) -> int:
         held_back = _is_held_back(requested, arguments)
         dropped = held_back and is_quiet(arguments)
         with ended_by_signals(), standard_output(held_back=held_back, dropped=dropped):
+            arguments = with_local_paths(requested, arguments)
             result = app(arguments, prog_name="kvtools", standalone_mode=False)
             status = result if isinstance(result, int) else 0
         if status == 130:  # how Typer tells of an interrupt
@@ -124,7 +127,7 @@ def _run(arguments: list[str]) -> int:
     except MemoryError:
         return _fail("out of memory; run on a machine with more of it", 1)
     except OSError as error:
-        file = f" '{error.filename}'" if error.filename else ""
+        file = f" '{shown(str(error.filename))}'" if error.filename else ""
         return _fail(f"working on{file or ' a file'}: {error.strerror or error}", 1)
     except Exception as error:
         if isinstance(error, typer.Exit):
@@ -134,7 +137,7 @@ def _run(arguments: list[str]) -> int:
         if message is None:
             raise
         hint = f"kvtools {requested}" if requested in COMMANDS else "kvtools"
-        return _fail(f"{str(message()).rstrip('.')}; see `{hint} --help`", 2)
+        return _fail(f"{shown(str(message())).rstrip('.')}; see `{hint} --help`", 2)
 
 
 def _is_held_back(requested: str | None, arguments: Sequence[str]) -> bool:

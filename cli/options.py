@@ -24,7 +24,10 @@ _Named = TypeVar("_Named")
 
 SourcePath = Annotated[
     str,
-    typer.Argument(metavar="PATH", help="A checkpoint prefix, file or folder of any dialect, or a URL."),
+    typer.Argument(
+        metavar="PATH",
+        help="A checkpoint prefix, file or folder of any dialect, or a URL (s3://, gs://, https://, redis://, ...).",
+    ),
 ]
 
 
@@ -42,7 +45,11 @@ def no_standard_output(output: _Named) -> _Named:
 
 OutputPath = Annotated[
     str,
-    typer.Argument(metavar="OUT", help="What to write: a prefix, file, folder or URL.", callback=no_standard_output),
+    typer.Argument(
+        metavar="OUT",
+        help="What to write: a prefix, file, folder or URL (s3://, gs://, redis://, ...).",
+        callback=no_standard_output,
+    ),
 ]
 DialectName = Annotated[
     str | None, typer.Option("--dialect", metavar="NAME", help="The dialect of PATH; found out if left out.")

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from kvtools.remote.shown import shown
+
 
 def open_standard_files() -> None:
     """Open what the caller closed (`>&-`) on the null device, so that no file of ours gets its number."""
@@ -38,14 +40,17 @@ class RefusedReportError(RefusedOutputError):
 
 
 class _Output:
-    """A stream whose errors are `RefusedOutputError`, so that nobody takes them for those of another file."""
+    """A stream whose errors are `RefusedOutputError`, so that nobody takes them for those of another file.
+
+    What stands for a file of a store is told by its URL.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
+            return self._stream.write(shown(text))
         except OSError as error:
             raise RefusedOutputError(error) from error
 
@@ -79,6 +84,19 @@ def write_bytes(data: bytes) -> None:
         sys.stdout.write(data.decode())
 
 
+class _Told:
+    """Standard error, with URLs in place of the paths that stand for them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(shown(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 @contextlib.contextmanager
 def standard_output(*, held_back: bool, dropped: bool = False) -> Iterator[None]:
     """Raise `RefusedOutputError` where what the block prints is refused; with `held_back`, when it has ended well, and
@@ -89,7 +107,7 @@ def standard_output(*, held_back: bool, dropped: bool = False) -> Iterator[None]
     terminal shows everything at once: it goes away with a signal, not with an error.
     """
     stream: Any = _Output(sys.stdout)
-    with contextlib.redirect_stdout(stream):
+    with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(_Told(sys.stderr)):
         if not held_back or (stream.isatty() and not dropped):
             yield
         else:

@@ -46,7 +46,7 @@ def open(
 
     Args:
         path: a checkpoint prefix, one of its files, its folder, a SavedModel folder, a file or folder of another
-            dialect, or a URL such as `redis://localhost/0`.
+            dialect, or a URL such as `s3://bucket/train/model.ckpt` or `redis://localhost/0`; see docs/remote.md.
         dialect: the dialect's name; found out from the content if None.
         key_dtype: the keys' type, where the files do not record it (int64 if None).
         value_dtype: the values' type, where the files do not record it (float32 if None).

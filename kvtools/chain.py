@@ -19,6 +19,7 @@ from typing import Literal
 
 from kvtools.dialects.bundle.reader import Bundle
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.remote.stored import read_bytes
 
 #: The tensor that has a member's record.
 RECORD_TENSOR = "_KVTOOLS_CHAIN"
@@ -195,7 +196,7 @@ def fingerprint(prefix: str | os.PathLike[str]) -> str:
     """
     index = Path(f"{os.fspath(prefix)}.index")
     try:
-        return hashlib.sha256(index.read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(index)).hexdigest()
     except OSError as error:
         raise BadInputError(f"reading checkpoint index '{index}': {error.strerror or error}; copy it again") from error
 

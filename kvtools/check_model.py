@@ -26,6 +26,7 @@ from kvtools.model_requests import (
 )
 from kvtools.quantized_rows import encode
 from kvtools.quiet_import import import_quietly
+from kvtools.remote.stored import keep_below
 from kvtools.stock_model.fields import entries, last, split, text
 from kvtools.stock_model.graph_def import tensor_name
 from kvtools.stock_model.meta_graph import MetaGraph
@@ -104,6 +105,7 @@ def check_model(
         ```
     """
     trained, exported = Path(checkpoint.path), run or Path(export.path)
+    keep_below(trained)  # TensorFlow opens it
     ids = MixedIds(checkpoint, export, np.random.default_rng(seed))
     found: list[SignatureCheck] = []
     ours = answers_of(trained) if graph is None else _run_training(trained, graph)

@@ -41,6 +41,7 @@ from kvtools.dialects.bundle.checksum import extend
 from kvtools.dialects.interface import Finding
 from kvtools.dialects.options import Progress
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UsageError
+from kvtools.remote.stored import open_binary, read_bytes
 from kvtools.replace_output import CHECKSUMS, bundle_files, replace_files
 
 _VERSION = 1
@@ -185,7 +186,7 @@ def _checksums_of(paths: dict[str, Path], total: int, progress: Progress | None)
 
 
 def _blocks(path: Path, block: int) -> Iterator[int]:
-    with path.open("rb", buffering=0) as file:
+    with open_binary(path) as file:
         while data := _full(file, block):
             yield extend(0, data)
 
@@ -222,7 +223,7 @@ def read_checksums(checkpoint: Path) -> ChecksumFile | None:
     path = checksum_path(checkpoint)
     doing = f"reading the checksums '{path}'"
     try:
-        text = path.read_text("utf-8")
+        text = read_bytes(path).decode("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

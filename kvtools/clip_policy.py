@@ -43,6 +43,7 @@ from kvtools.dialects.schema import TableSchema, VersionUnit, row_bytes
 from kvtools.errors import BadInputError, UsageError
 from kvtools.key_list import read_key_list
 from kvtools.narrow_rows import DTYPES
+from kvtools.remote.stored import read_bytes
 from kvtools.row_filter import condition_of
 from kvtools.training_policy import FIELDS as TRAINING_FIELDS
 from kvtools.training_policy import TrainingPolicy
@@ -264,7 +265,7 @@ def read_policy(path: str) -> Policy:
     """
     doing = f"reading the policy '{path}'"
     try:
-        told = tomllib.loads(Path(path).read_text("utf-8"))
+        told = tomllib.loads(read_bytes(path).decode("utf-8"))
     except OSError as error:
         raise BadInputError(f"{doing}: {error.strerror or error}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -22,6 +22,7 @@ from kvtools.dialects.schema import VariableSchema, numpy_dtype, row_bytes
 from kvtools.engine import run_all
 from kvtools.errors import UnknownTableError, UsageError
 from kvtools.key_join import row_numbers, sorted_buckets
+from kvtools.remote.paths import shown_path
 from kvtools.row_norms import row_norms
 
 _KEY_ROWS = 1 << 18
@@ -281,7 +282,9 @@ def compare_checkpoints(
             "variables_only_in_a": tuple(name for name in of_a if name not in of_b),
             "variables_only_in_b": tuple(name for name in of_b if name not in of_a),
         }
-    return CheckpointDiff(str(a.path), str(b.path), a.dialect, b.dialect, tuple(found), tuple(variables), **alone)
+    return CheckpointDiff(
+        shown_path(a.path), shown_path(b.path), a.dialect, b.dialect, tuple(found), tuple(variables), **alone
+    )
 
 
 @dataclass

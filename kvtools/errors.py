@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from kvtools.remote.shown import shown
 from kvtools.url_password import without_password
 
 
@@ -24,7 +25,7 @@ class KvtoolsError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*[without_password(one) if isinstance(one, str) else one for one in args])
+        super().__init__(*[without_password(shown(one)) if isinstance(one, str) else one for one in args])
 
 
 class BadInputError(KvtoolsError):

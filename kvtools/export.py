@@ -63,6 +63,7 @@ from kvtools.partition import owners
 from kvtools.perfect_hash import check_count
 from kvtools.quantized_rows import QUANTIZED, Rounding
 from kvtools.read_ahead import read_ahead
+from kvtools.remote.paths import local_path, shown_path
 from kvtools.replace_output import check_apart, check_replaceable, folder_above, replace_folder
 from kvtools.slot_order import MOST_TURNS
 from kvtools.stock_model.initial_rows import InitialRows
@@ -110,7 +111,7 @@ class TableExport:
 
 def export_saved_model(
     checkpoint: Checkpoint,
-    output: Path,
+    output: str | Path,
     *,
     tables: Sequence[str] = (),
     policy: Policy | None = None,
@@ -156,6 +157,7 @@ def export_saved_model(
         export_saved_model(open_checkpoint("model.ckpt-100"), Path("out"), policy=Policy.of(Criteria(min_freq=2)))
         ```
     """
+    output = Path(local_path(output))
     check_index(index)
     readers = checkpoint.select(tables)
     if not readers:
@@ -430,7 +432,7 @@ def write_manifest(
     manifest = {
         "format": FORMAT if quantized else 1,
         "written_by": f"kvtools {__version__}",
-        "source": str(checkpoint.path),
+        "source": shown_path(checkpoint.path),
         "source_dialect": checkpoint.dialect,
         **more,
         "budget": policy.budget,

@@ -49,6 +49,8 @@ from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index
 from kvtools.meta_file import TrainedGraph
 from kvtools.model_requests import Request
 from kvtools.narrow_rows import KEYS_BEGIN_WITH, Dtypes, NarrowTable, check_dtypes, dtype_of
+from kvtools.remote.paths import local_path
+from kvtools.remote.stored import read_bytes, stored
 from kvtools.replace_output import check_apart, check_replaceable, replace_folder
 from kvtools.stock_model.cut_functions import CannotCut
 from kvtools.stock_model.cut_model import CutSignature, cut_model
@@ -118,7 +120,7 @@ def has_custom_operations(folder: Path) -> bool:
             " with --table NAME"
         )
     try:
-        return any(True for _ in foreign_nodes(file.read_bytes()))
+        return any(True for _ in foreign_nodes(read_bytes(file)))
     except OSError as error:
         raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
     except DAMAGED as error:
@@ -127,7 +129,7 @@ def has_custom_operations(folder: Path) -> bool:
 
 def export_model(
     checkpoint: Checkpoint,
-    output: Path,
+    output: str | Path,
     *,
     policy: Policy | None = None,
     keep_zeros: bool = False,
@@ -174,6 +176,7 @@ def export_model(
         export_model(open_checkpoint("trained_model"), Path("models/1"))
         ```
     """
+    output = Path(local_path(output))
     check_index(index)
     check_apart(checkpoint.path, output)
     check_replaceable(output, mark=_MODEL_FILE, force=force)
@@ -234,7 +237,7 @@ def _export(
         if warmup is not None:
             warmup.add(folder, ask=bool(check))
         warnings = [*model.warnings(exports), *refusals(checks), *not_compared(unasked)]
-        warnings += _too_new((folder / _MODEL_FILE).read_bytes())
+        warnings += _too_new(read_bytes(folder / _MODEL_FILE))
     return ModelExport(exports, left_out, warnings, checks, unasked)
 
 
@@ -394,7 +397,7 @@ class TrainedModel:
         self._file = self.folder / _MODEL_FILE if graph is None else graph.file
         tensors = None if graph is None else graph.tensors
         try:
-            self._fields = split(self._file.read_bytes() if graph is None else graph.saved_model)
+            self._fields = split(read_bytes(self._file) if graph is None else graph.saved_model)
             self._graphs = messages(self._fields, 2)
             decoded = [MetaGraph.decode(data) for data in self._graphs]
             if graph is None and not any(meta.objects for meta in decoded):
@@ -677,7 +680,8 @@ def copy_assets(files: Mapping[str, Path], folder: Path) -> None:
     """Copy the assets of a graph, by their names, to a model's folder."""
     for name, file in files.items():
         (folder / "assets").mkdir(exist_ok=True)
-        shutil.copyfile(file, folder / "assets" / name)
+        with stored(file).held():
+            shutil.copyfile(file, folder / "assets" / name)
 
 
 def copy_rest(source: Path, folder: Path) -> None:
@@ -689,4 +693,5 @@ def copy_rest(source: Path, folder: Path) -> None:
         if entry.is_dir():
             (folder / place).mkdir()
         else:
-            shutil.copyfile(entry, folder / place)
+            with stored(entry).held():
+                shutil.copyfile(entry, folder / place)

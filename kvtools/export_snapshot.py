@@ -20,13 +20,14 @@ from kvtools.errors import BadInputError
 from kvtools.export import TableExport, left_out, signature_names
 from kvtools.migrate import check_output, write_tables
 from kvtools.narrow_rows import Dtypes, NarrowTable, bytes_of_values, check_dtypes, dtype_notes, dtype_of
+from kvtools.remote.paths import local_path
 from kvtools.snapshot import Snapshot
 from kvtools.table_view import MaskedTable, TableView
 
 
 def export_snapshot(
     checkpoint: Checkpoint,
-    output: Path,
+    output: str | Path,
     *,
     tables: Sequence[str] = (),
     policy: Policy | None = None,
@@ -70,6 +71,7 @@ def export_snapshot(
         export_snapshot(open_checkpoint("model.ckpt-100"), Path("model.kvsnap"), dtype="bfloat16")
         ```
     """
+    output = Path(local_path(output))
     readers = checkpoint.select(tables)
     if not readers:
         raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")

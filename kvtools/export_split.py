@@ -40,6 +40,7 @@ from kvtools.meta_file import TrainedGraph
 from kvtools.model_requests import Request
 from kvtools.narrow_rows import Dtypes
 from kvtools.partition import owners
+from kvtools.remote.paths import local_path, shown_path
 from kvtools.replace_output import check_apart, check_replaceable, replace_folder
 from kvtools.snapshot import Snapshot
 from kvtools.split_manifest import DENSE, EXPORT, MANIFEST, SNAPSHOT, SplitModel, encoded
@@ -50,7 +51,7 @@ _REAL = "give real requests with --savedmodel and --warmup FILE"
 
 def export_split(
     checkpoint: Checkpoint,
-    output: Path,
+    output: str | Path,
     *,
     policy: Policy | None = None,
     keep_zeros: bool = False,
@@ -89,6 +90,7 @@ def export_split(
         export_split(open_checkpoint("trained_model"), Path("models/7"), dtype="bfloat16")
         ```
     """
+    output = Path(local_path(output))
     check_apart(checkpoint.path, output)
     check_replaceable(output, mark=MANIFEST, force=force)
     if check:
@@ -140,7 +142,7 @@ def export_split(
             for one in exports
         ]
         manifest = encoded(
-            source=str(checkpoint.path),
+            source=shown_path(checkpoint.path),
             source_dialect=checkpoint.dialect,
             budget=policy.budget,
             export=export,

@@ -14,6 +14,7 @@ from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.savedmodel import MANIFEST
 from kvtools.errors import one_line
 from kvtools.model_requests import IdSource, KnownIds, Request, sampled_keys, serving_graph, signature_inputs
+from kvtools.remote.stored import read_bytes
 from kvtools.warmup import WARMUP_FILE, Refusal, RequestFile, check_count, random_requests, write_requests
 
 
@@ -78,7 +79,7 @@ class Warmup:
 
 def _ids(folder: Path, export: Checkpoint, random: np.random.Generator) -> Callable[[str], IdSource]:
     """Ids for the inputs of each signature: keys of its table, where it is one's, otherwise of all."""
-    manifest = json.loads((folder / MANIFEST).read_bytes())
+    manifest = json.loads(read_bytes(folder / MANIFEST))
     tables = {entry["signature"]: entry["name"] for entry in manifest["tables"] if entry.get("signature")}
     known: dict[str, IdSource] = {}
 

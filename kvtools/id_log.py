@@ -22,6 +22,7 @@ import numpy as np
 from kvtools.dialects.arrow_columns import import_pyarrow
 from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError, KvtoolsError, UsageError
+from kvtools.remote.stored import keep_below
 
 TABLE, KEY = "table", "key"
 """The columns of a log with a row for each lookup."""
@@ -181,6 +182,7 @@ def open_log(path: str, *, time_column: str | None = None, key_dtypes: Mapping[s
     place = Path(path)
     if not place.exists():
         raise BadInputError(f"{doing}: there is no such file")
+    keep_below(place)
     if place.is_dir():
         files = sorted(place.glob("*.parquet"))
         if not files:

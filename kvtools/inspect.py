@@ -15,6 +15,7 @@ from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import TableSchema
 from kvtools.get import rows_of_keys
 from kvtools.json_numbers import json_numbers
+from kvtools.remote.paths import shown_path
 from kvtools.row_norms import row_norms
 
 
@@ -64,7 +65,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     (table, error), the tables that could not be opened.
     """
     return {
-        "path": str(checkpoint.path),
+        "path": shown_path(checkpoint.path),
         "dialect": checkpoint.dialect,
         "tables": [describe_table(table.schema) for table in checkpoint.tables.values()],
         "variables": [

@@ -8,13 +8,13 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError, UsageError
+from kvtools.remote.stored import open_binary
 
 _BLOCK = 1 << 22
 _LONGEST_KEY = 40
@@ -101,7 +101,7 @@ def key_blocks(path: str, stdin: BinaryIO | None = None) -> Iterator[Array]:
         yield from read_keys(stdin or sys.stdin.buffer, "standard input")
         return
     try:
-        with Path(path).open("rb") as file:
+        with open_binary(path) as file:
             yield from read_keys(file, f"'{path}'")
     except OSError as error:
         raise BadInputError(f"reading keys from '{path}': {error.strerror or error}") from error

@@ -14,6 +14,7 @@ from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
 from kvtools.lookup_model.messages import message
+from kvtools.remote.stored import read_bytes
 from kvtools.stock_model.meta_graph import DAMAGED, MetaGraph, malformed
 from kvtools.stock_model.training_graph import NotServable, UnknownName, Wanted, make_read_only, served_graph
 
@@ -118,7 +119,7 @@ def named_tensors(option: str, given: Sequence[str]) -> dict[str, str]:
 def _read(path: Path, *, named: bool) -> tuple[MetaGraph, bytes]:
     """A graph, and its bytes."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         way_out = "check --meta" if named else "say where it is with --meta FILE"
         raise BadInputError(

@@ -38,6 +38,7 @@ from kvtools.fit import Fit, FittedTable, fit, without_row_extras
 from kvtools.key_join import repeated_rows
 from kvtools.partition import RULES, owners
 from kvtools.quantized_rows import QUANTIZED, written_out
+from kvtools.remote.paths import local_path, shown_path
 from kvtools.replace_output import check_free, check_replaceable, folder_above, replace_files, replace_folder
 from kvtools.row_mask import RowMask
 from kvtools.status_names import status_tables
@@ -421,7 +422,7 @@ def _plan(
         )
         for fitted in fits
     )
-    account = Account(without_password(str(output)), dialect.name, accounts, len(variables), tuple(losses))
+    account = Account(without_password(shown_path(output)), dialect.name, accounts, len(variables), tuple(losses))
     return _Plan(dialect, fits, (*variables, *bookkeeping), account)
 
 
@@ -472,6 +473,7 @@ def output_of(
 
     Any other folder stays one, which a bundle does not replace: of several bundles in it nobody named any.
     """
+    output = local_path(output)
     if _writable(output, to).output_kind(str(output)) != "prefix" or not Path(output).is_dir():
         return output
     try:

@@ -12,6 +12,7 @@ import numpy as np
 from kvtools.dialects.bundle.dtypes import dtype_name, number_named, numpy_dtype
 from kvtools.dialects.chunk import KEYS, Array
 from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.remote.stored import read_bytes
 from kvtools.stock_model.fields import entries, last, messages, number_in, split
 from kvtools.stock_model.meta_graph import MetaGraph
 
@@ -44,7 +45,7 @@ class IdSource(Protocol):
 
 def serving_graph(folder: Path) -> MetaGraph:
     """Return the graph that servers load of a SavedModel."""
-    return serving_graph_of((folder / "saved_model.pb").read_bytes())
+    return serving_graph_of(read_bytes(folder / "saved_model.pb"))
 
 
 def serving_graph_of(saved_model: bytes) -> MetaGraph:

@@ -11,16 +11,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import importlib
 import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kvtools.errors import OutputError
+from kvtools.errors import OutputError, UsageError
+from kvtools.remote.unfinished import UNFINISHED
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -61,6 +64,9 @@ def replace_folder(target: Path, *, mark: str, force: bool = False, dry_run: boo
         yield work
         work.chmod(0o777 & ~_umask())
         _sync_tree(work)
+        if _is_in_store(target):
+            importlib.import_module("kvtools.remote.upload").put_folder(work, target, mark=mark, force=force)
+            return
         check_replaceable(target, mark=mark, force=force)
         _move_into_place(work, target)
 
@@ -97,6 +103,10 @@ def replace_files(target: Path, *, force: bool = False, dry_run: bool = False) -
         check_free(target, force=force)
         old = _files_of(target)
         new = sorted(work.iterdir(), key=_index_last)
+        if _is_in_store(target):
+            there = [file.name for file in old]
+            importlib.import_module("kvtools.remote.upload").put_files(new, target, old=there, force=force)
+            return
         stale = [file for file in old if file.name.endswith(_INDEX)]
         # Without its index there is no checkpoint: a reader between these renames finds none, not a mixed one.
         for file in stale if len(new) > 1 else []:
@@ -119,11 +129,22 @@ def check_free(target: Path, *, force: bool) -> None:
     _check_parent(target)
     if target.is_dir():
         raise OutputError(f"writing '{target}': it is a folder, expected a new file; name another place")
+    _is_in_store(target)
     there = _files_of(target)
     for file in there:
         _refuse_special(target, file)
     if there and not force:
         raise OutputError(f"writing '{target}': '{there[0]}' exists; name another place, or add --force to replace it")
+
+
+def _is_in_store(target: Path) -> bool:
+    """Tell whether a target stands for a place in a store; raises `OutputError` where nothing can be written there,
+    and `UsageError` for a URL that was made a path."""
+    first = target.relative_to(Path.cwd()).parts[:1] if target.is_relative_to(Path.cwd()) else ()
+    if first and re.fullmatch(r"[a-z][a-z0-9+.]+:", first[0]) and not Path(first[0]).exists():
+        raise UsageError(f"writing to '{first[0]}/...': got a URL as a path, which has lost a slash; give it as text")
+    mirror = sys.modules.get("kvtools.remote.mirror")  # nothing stands for a URL before it is imported
+    return bool(mirror is not None and mirror.is_writable_place(target))
 
 
 def folder_above(target: Path) -> Path:
@@ -216,6 +237,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 def check_replaceable(target: Path, *, mark: str, force: bool) -> None:
     """Raise `OutputError` unless `target` is free, or a folder of the right kind that `force` may replace."""
+    _is_in_store(target)
     if not os.path.lexists(target):
         _check_parent(target)
         return
@@ -223,7 +245,7 @@ def check_replaceable(target: Path, *, mark: str, force: bool) -> None:
         raise OutputError(f"writing '{target}': it exists already; name another place, or add --force to replace it")
     if target.is_symlink() or not target.is_dir():
         raise OutputError(f"writing '{target}': it is no folder, expected one to replace; name another place")
-    if any(target.iterdir()) and not (target / mark).exists():
+    if any(target.iterdir()) and not (target / mark).exists() and not (target / UNFINISHED).exists():
         raise OutputError(
             f"writing '{target}': the folder there has no '{mark}', so --force does not replace it; name another place"
         )

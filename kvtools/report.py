@@ -18,6 +18,7 @@ from kvtools.engine import Engine
 from kvtools.errors import one_line
 from kvtools.explore.command import ClipSource, clip_command
 from kvtools.quantized_rows import stored_row_bytes
+from kvtools.remote.paths import local_path, shown_path
 from kvtools.replace_output import check_free, replace_files
 from kvtools.report_changes import QUANTILES, Changes, TableChange, changes_since, describe_change
 from kvtools.report_plots import (
@@ -114,7 +115,7 @@ class _Reported:
 
 def write_report(
     checkpoints: Sequence[Checkpoint],
-    output: Path,
+    output: str | Path,
     *,
     compare: Checkpoint | None = None,
     source: str | None = None,
@@ -153,6 +154,7 @@ def write_report(
         write_report([kvtools.open("model.ckpt-100")], Path("report.html"))
         ```
     """
+    output = Path(local_path(output))
     check_free(output.absolute(), force=force)
     checkpoint = checkpoints[-1]
     readers = checkpoint.select(tables)
@@ -200,7 +202,7 @@ def render_report(
     ]
     body = [
         f"<h1>{html_text(title)}</h1>",
-        f'<p class="quiet">{html_text(str(checkpoint.path))} &middot; {html_text(checkpoint.dialect)} &middot; '
+        f'<p class="quiet">{html_text(shown_path(checkpoint.path))} &middot; {html_text(checkpoint.dialect)} &middot; '
         f'<time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">{when:%Y-%m-%d %H:%M} UTC</time></p>',
         _answer(checkpoint, tables, source, changes),
         _overview(checkpoint, tables),
@@ -566,7 +568,7 @@ def _savings(schema: TableSchema, stats: TableStats) -> str:
 
 
 def _growth(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> str:
-    labels = _labels([str(checkpoint.path) for checkpoint in checkpoints])
+    labels = _labels([shown_path(checkpoint.path) for checkpoint in checkpoints])
     rows, sizes = (
         {name: [getattr(c.tables[name].schema, what) if name in c.tables else 0 for c in checkpoints] for name in names}
         for what in ("rows", "bytes")
@@ -583,7 +585,7 @@ def _growth(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> str:
         since = "" if before is None else f"{total - before:+,}"
         lines.append(
             [
-                html_text(str(checkpoint.path)),
+                html_text(shown_path(checkpoint.path)),
                 _Number(f"{total:,}"),
                 _Number(short_number(size, binary=True)),
                 _Number(since),

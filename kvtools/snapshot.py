@@ -18,6 +18,8 @@ import numpy.typing as npt
 from kvtools import _snapshot
 from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError, CorruptFileError, UnknownTableError, UsageError
+from kvtools.remote.paths import local_path
+from kvtools.remote.stored import stored
 
 GoOn = Callable[[int, int], bool]
 """Called now and then with the bytes that are done and those there are; returning False stops the work."""
@@ -137,7 +139,9 @@ class Snapshot:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = local_path(path)
         self.path = Path(path)
+        stored(path).keep()
         with file_errors():
             self.native = _snapshot.open(os.fspath(path))
         self.tables = {table.name: table for table in map(SnapshotTable, self.native.tables)}

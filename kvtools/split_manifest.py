@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from kvtools import __version__
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
+from kvtools.remote.stored import read_bytes
 
 FORMAT = 1
 MANIFEST = "split.json"
@@ -193,7 +194,7 @@ class SplitModel:
         file = Path(path)
         file = file / MANIFEST if file.is_dir() else file
         try:
-            said = json.loads(file.read_bytes())
+            said = json.loads(read_bytes(file))
             if said["format"] > FORMAT:
                 raise BadInputError(
                     f"reading '{file}': got format {said['format']}, expected at most {FORMAT}; update kvtools"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvtools.dialects.bundle.checksum import extend, masked
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.remote.stored import open_binary
 
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
@@ -49,7 +50,7 @@ def read_records(path: Path) -> Iterator[bytes]:
     number = 1
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             while head := file.read(_HEAD.size):
                 fault = CorruptFileError(f"reading '{path}': record {number} is damaged or cut; write the file again")
                 if len(head) < _HEAD.size or not is_tfrecord(head):

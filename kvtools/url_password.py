@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
-_USER = re.compile(r"([a-zA-Z][\w+.-]*://)[^\s'\"?]*@")
-_OPTION = re.compile(r"([?&]\w*password=)[^&\s'\"]*")
+_USER = re.compile(
+    r"((?!(?:s3a?|gs|gcs|oss|hdfs|memory|file)://[^/\s'\"?:@]*(?:[/\s'\"?]|$))[a-zA-Z][\w+.-]*://)[^\s'\"?]*@"
+)
+"""In a bucket with no colon and no at sign, an at sign further on is of a name."""
+_OPTION = re.compile(r"(?i)([?&][\w-]*(?:password|signature|credential|token|secret|sig|accesskeyid)=)[^&\s'\"]*")
 
 
 def without_password(text: str) -> str:

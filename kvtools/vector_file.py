@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError
+from kvtools.remote.stored import read_bytes
 
 _NPY = b"\x93NUMPY"
 
@@ -26,7 +26,7 @@ def read_vectors(path: str, stdin: BinaryIO | None = None) -> Array:
         data = stdin.read()
     else:
         try:
-            data = Path(path).read_bytes()
+            data = read_bytes(path)
         except OSError as error:
             raise BadInputError(f"{doing}: {error.strerror or error}") from error
     vectors = _of_npy(data, doing) if data.startswith(_NPY) else _of_text(data, doing)

@@ -30,6 +30,7 @@ from kvtools.engine import Engine, run_all
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 from kvtools.key_join import sorted_buckets
 from kvtools.partition import owners
+from kvtools.remote.paths import shown_path
 from kvtools.url_password import without_password
 
 _KEY_ROWS = 1 << 18
@@ -184,7 +185,7 @@ def check(
     rank = {"error": 0, "warning": 1, "info": 2}
     findings.sort(key=lambda finding: rank[finding.severity])
     return Verification(
-        path=str(checkpoint.path),
+        path=shown_path(checkpoint.path),
         dialect=checkpoint.dialect,
         tables=tuple(checked),
         variables=variables,

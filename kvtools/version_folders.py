@@ -16,6 +16,7 @@ from pathlib import Path
 from kvtools.dialects.savedmodel import MANIFEST
 from kvtools.dialects.snapshot import MAGIC
 from kvtools.errors import OutputError, UsageError
+from kvtools.remote.stored import open_binary, read_bytes
 from kvtools.replace_output import is_being_written
 from kvtools.split_manifest import MANIFEST as SPLIT_MANIFEST
 from kvtools.split_manifest import is_split
@@ -128,9 +129,9 @@ def _is_ours(path: Path) -> bool:
         return False
     try:
         if path.suffix:
-            with path.open("rb") as file:
+            with open_binary(path) as file:
                 return file.read(len(MAGIC)) == MAGIC
-        manifest = json.loads((path / (SPLIT_MANIFEST if is_split(path) else MANIFEST)).read_bytes())
+        manifest = json.loads(read_bytes(path / (SPLIT_MANIFEST if is_split(path) else MANIFEST)))
         return isinstance(manifest, dict) and str(manifest.get("written_by", "")).startswith("kvtools ")
     except (OSError, ValueError, RecursionError):
         return False

@@ -27,6 +27,7 @@ from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError, UsageError
 from kvtools.lookup_model.messages import entry, message, shape
 from kvtools.model_requests import IdSource, InputSpec, Request, requests
+from kvtools.remote.stored import open_binary
 from kvtools.stock_model.fields import entries, last, messages, number_in, numbers, split, text
 from kvtools.tfrecord import framed, is_tfrecord, read_records
 
@@ -165,7 +166,7 @@ class RequestFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            with path.open("rb") as file:
+            with open_binary(path) as file:
                 start = file.read(4096)
         except OSError as error:
             raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
@@ -188,7 +189,7 @@ class RequestFile:
             )
 
     def _lines(self) -> Iterator[tuple[int, Any]]:
-        with self._path.open("rb") as file:
+        with open_binary(self._path) as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue

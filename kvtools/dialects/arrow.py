@@ -25,6 +25,7 @@ from kvtools.dialects.table_files import has_file
 from kvtools.dialects.table_record import COUNTER_DTYPES, KEY_DTYPES, VALUE_DTYPES
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import CorruptFileError
+from kvtools.remote.stored import open_binary, stored
 
 NAME = "arrow"
 SUFFIXES = (".arrow", ".feather", ".ipc")
@@ -41,7 +42,7 @@ def sniff(source: Source) -> bool:
     try:
         if source.path.is_dir():  # a TensorFlow checkpoint's folder may have such files beside it
             return source.location is None and has_file(source.path, SUFFIXES)
-        with source.path.open("rb") as file:
+        with open_binary(source.path) as file:
             return file.read(6) == _MAGIC
     except OSError:
         return False
@@ -59,7 +60,7 @@ class ArrowInput(BatchInput):
         self._pyarrow = import_pyarrow(doing)
         self.path = path
         with arrow_errors(doing):
-            reader = self._pyarrow.ipc.open_file(self._pyarrow.memory_map(str(path)))
+            reader = self._pyarrow.ipc.open_file(self._source(mapped=True))
             self.schema = reader.schema
             count = reader.num_record_batches
             told = None
@@ -85,9 +86,14 @@ class ArrowInput(BatchInput):
     def reader(self, columns: Sequence[str], *, mapped: bool) -> Any:
         """Open the file again, for these columns: mapped, or read batch by batch into memory of its own."""
         ipc = self._pyarrow.ipc
-        source = self._pyarrow.memory_map(str(self.path)) if mapped else self._pyarrow.OSFile(str(self.path))
+        source = self._source(mapped=mapped)
         fields = sorted(self.schema.get_field_index(name) for name in columns)
         return ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=fields, use_threads=False))
+
+    def _source(self, *, mapped: bool) -> Any:
+        if stored(self.path).remote:
+            return self._pyarrow.PythonFile(open_binary(self.path), "r")
+        return self._pyarrow.memory_map(str(self.path)) if mapped else self._pyarrow.OSFile(str(self.path))
 
     @cached_property
     def all_columns(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ import numpy as np
 import kvtools._checked_io as _checked_io
 from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.remote.stored import stored, take_runs
 
 
 class Column(Protocol):
@@ -111,6 +112,7 @@ class RawColumn:
             )
         self.rows = rows
         self._descriptor = -1
+        self._bytes = stored(path)
         self._mapped: Array | None = None
         self._opening = threading.Lock()
 
@@ -125,11 +127,20 @@ class RawColumn:
 
     def take(self, rows: Array) -> Array:
         """Copy the rows of these int64 numbers [n]."""
-        taken: Array = self.read()[rows]
-        return taken
+        mapped = self._map()
+        if not self._bytes.remote or not self.row_bytes:
+            taken: Array = mapped[rows]
+            return taken
+        raw = np.ndarray((self._offset + self.rows * self.row_bytes,), np.uint8, buffer=mapped.base)
+        runs = take_runs(self._bytes, raw, self._offset + np.asarray(rows, np.int64) * self.row_bytes, self.row_bytes)
+        return np.ndarray((len(runs), *self.row_shape), self.dtype, buffer=runs)
 
     def read(self) -> Array:
         """Return all rows as a read-only view of the mapped file."""
+        self._bytes.keep(self._offset, self._offset + self.rows * self.row_bytes)
+        return self._map()
+
+    def _map(self) -> Array:
         if self._mapped is None:
             size = self.rows * self.row_bytes
             data: bytes | mmap.mmap = b""
@@ -143,7 +154,9 @@ class RawColumn:
         data = np.empty((stop - start, *self.row_shape), self.dtype)
         view = data.reshape(-1).view(np.uint8)
         offset = self._offset + start * self.row_bytes
-        done, _ = _checked_io.read(self._file(), view, offset, check=False)
+        file = self._file()
+        with self._bytes.held(offset, offset + view.size, self._offset + self.rows * self.row_bytes):
+            done, _ = _checked_io.read(file, view, offset, check=False)
         if done < view.size:
             raise CorruptFileError(
                 f"reading '{self.path}': it ends at byte {offset + done}, expected more; it was cut while it was"

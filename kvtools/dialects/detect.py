@@ -14,6 +14,8 @@ from kvtools.dialects.interface import Checkpoint, Origin, TableReader
 from kvtools.dialects.location import locate
 from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, UsageError
+from kvtools.remote.paths import local_path, shown_path
+from kvtools.remote.unfinished import UNFINISHED
 
 _MODULES = (
     "snapshot",
@@ -124,7 +126,12 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
         kvtools.errors.BadInputError: looking for a checkpoint at 'no/such/model.ckpt': ...
     """
     options = options or OpenOptions()
-    source = Source(os.fspath(path), salvage=options.salvage)
+    source = Source(os.fspath(local_path(path)), salvage=options.salvage)
+    if not source.is_url and os.path.exists(source.path / UNFINISHED):  # noqa: PTH110  (false where it may not be looked at)
+        raise BadInputError(
+            f"opening '{source.text}': it is being written, or its writing was broken off: '{UNFINISHED}' is in it;"
+            " wait, or write it again with --force"
+        )
     if not source.is_url and is_chain(source.path):
         folded: Checkpoint = importlib.import_module("kvtools.chain_fold").open_chain(source.path, options)
         return folded
@@ -142,7 +149,7 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
             raise BadInputError(f"opening '{source.text}': it is in none of the dialects {', '.join(dialects())}")
         dialect = found
     checkpoint = _agreeing(dialect.open(source, options), options)
-    path_elsewhere = source.text if source.is_url else str(source.path.absolute())  # for other processes
+    path_elsewhere = source.text if source.is_url else shown_path(source.path.absolute())  # for other processes
     for name, table in checkpoint.tables.items():
         table.origin = Origin(path_elsewhere, options, name, open_table)
     return checkpoint

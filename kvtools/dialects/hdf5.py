@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -45,8 +44,10 @@ from kvtools.dialects.table_record import (
     table_schema,
 )
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
+from kvtools.remote.stored import open_binary
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_OTHERS = (b"PAR1", b"ARRO", b"PK\x03\x04")
 _SIGNATURE_AT = (0, *(512 << power for power in range(16)))
 
 
@@ -55,11 +56,18 @@ def sniff(source: Source) -> bool:
     if source.is_url:
         return False
     try:
-        with source.path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return any(os.pread(file.fileno(), 8, at) == _SIGNATURE for at in _SIGNATURE_AT if at < size)
+        size = source.path.stat().st_size
+        with open_binary(source.path) as file:
+            if _bytes_at(file, 0, 4) in _OTHERS:  # no search of a remote file that begins as another format does
+                return False
+            return any(_bytes_at(file, at, 8) == _SIGNATURE for at in _SIGNATURE_AT if at < size)
     except OSError:
         return False
+
+
+def _bytes_at(file: BinaryIO, offset: int, size: int) -> bytes:
+    file.seek(offset)
+    return file.read(size)
 
 
 def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:

@@ -23,6 +23,7 @@ from kvtools.dialects.table_record import (
     json_object,
 )
 from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError
+from kvtools.remote.stored import for_library, stored, take_runs
 
 NAME = "hdf5"
 ATTRIBUTE = "kvtools"
@@ -41,11 +42,12 @@ class HDF5File:
         self._mapped: mmap.mmap | None = None
         self._mapping = threading.Lock()
         self.descriptor = -1
+        self.bytes = stored(path)
         try:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self.size = os.fstat(self.descriptor).st_size
             # Not locked: a checkpoint may lie on a file system without locks, and nothing is written.
-            self.file = self.h5py.File(path, "r", locking=False)
+            self.file = self.h5py.File(for_library(path), "r", locking=False)
         except OSError as error:
             raise CorruptFileError(
                 f"opening '{path}' as HDF5: {reason_of(error)}; the file is truncated or damaged, copy it again"
@@ -104,6 +106,11 @@ class HDF5File:
             ]
             waiting += reversed(children)
 
+    def pread(self, size: int, offset: int) -> bytes:
+        """Return bytes of the file as they are."""
+        with self.bytes.held(offset, offset + size):
+            return os.pread(self.descriptor, size, offset)
+
     def map(self) -> mmap.mmap:
         """Return the mapped file."""
         with self._mapping:
@@ -157,10 +164,13 @@ class DatasetColumn:
         if not len(rows) or not self.row_bytes:
             return np.zeros((len(rows), *self.row_shape), self.dtype)
         if self._offset is not None:
-            mapped: Array = np.ndarray(
-                (self.rows, *self.row_shape), self.dtype, buffer=self._file.map(), offset=self._offset
-            )
-            return mapped[rows]
+            mapped = self._file.map()
+            if self._file.bytes.remote:
+                offsets = self._offset + np.asarray(rows, np.int64) * self.row_bytes
+                runs = take_runs(self._file.bytes, mapped, offsets, self.row_bytes)
+                return np.ndarray((len(runs), *self.row_shape), self.dtype, buffer=runs)
+            whole: Array = np.ndarray((self.rows, *self.row_shape), self.dtype, buffer=mapped, offset=self._offset)
+            return whole[rows]
         # Each HDF5 chunk that is touched is read once.
         block = self._chunk_rows or max(1, BLOCK_BYTES // self.row_bytes)
         result = np.empty((len(rows), *self.row_shape), self.dtype)
@@ -245,7 +255,8 @@ class DatasetColumn:
         rows = np.empty((stop - start, *self.row_shape), self.dtype)
         view = rows.reshape(-1).view(np.uint8)
         at = self._offset + start * self.row_bytes
-        done, _ = _checked_io.read(self._file.descriptor, view, at, check=False)
+        with self._file.bytes.held(at, at + view.size, self._offset + self.size):
+            done, _ = _checked_io.read(self._file.descriptor, view, at, check=False)
         if done < view.size:
             raise CorruptFileError(
                 f"reading dataset '{self.name}' of '{self._file.path}': the file ends at byte {at + done}; it was"
@@ -308,14 +319,14 @@ def check_heap(file: HDF5File, dataset: Any, doing: str) -> None:
     offset, size = dataset.id.get_offset(), 16 * int(dataset.size)
     if offset is None or offset + size > file.size:
         raise CorruptFileError(f"{doing}: its strings are not in one run of the file; write it again")
-    elements = np.frombuffer(os.pread(file.descriptor, size, offset), [("n", "<u4"), ("at", "<u8"), ("number", "<u4")])
+    elements = np.frombuffer(file.pread(size, offset), [("n", "<u4"), ("at", "<u8"), ("number", "<u4")])
     for at in np.unique(elements["at"]).tolist():
-        head = os.pread(file.descriptor, 16, at) if 0 < at < file.size else b""
+        head = file.pread(16, at) if 0 < at < file.size else b""
         end = at + int.from_bytes(head[8:16], "little")
         here = at + 16
         sound = head[:4] == b"GCOL" and here <= end <= file.size
         while sound and here + 16 <= end:
-            header = os.pread(file.descriptor, 16, here)
+            header = file.pread(16, here)
             length = int.from_bytes(header[8:16], "little")
             step = 16 + -(-length // 8) * 8 if header[:2] != b"\0\0" else length
             sound = step >= 16 and here + step <= end

@@ -53,6 +53,7 @@ from kvtools.dialects.table_record import json_object
 from kvtools.dialects.weight_map import weight_map
 from kvtools.dialects.writing import CheckpointWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.remote.stored import read_bytes
 
 NAME = "huggingface"
 INDEX = "model.safetensors.index.json"
@@ -165,7 +166,7 @@ def _only_file(folder: Path, names: tuple[str, ...]) -> Path:
 
 def _read_index(path: Path) -> dict[str, Any]:
     try:
-        return json_object(path.read_bytes(), f"opening '{path}'")
+        return json_object(read_bytes(path), f"opening '{path}'")
     except OSError as error:
         raise BadInputError(f"opening '{path}': {error.strerror or error}") from error
 

@@ -20,6 +20,7 @@ from kvtools.dialects.chunk import ALL_COLUMNS, CHUNK_BYTES, KEYS, KEYS_AND_VALU
 from kvtools.dialects.options import DEFAULT_MEMORY, OpenOptions
 from kvtools.dialects.schema import TableSchema, VariableSchema, numpy_dtype, row_bytes
 from kvtools.errors import KvtoolsError, UnknownTableError
+from kvtools.remote.shown import shown
 from kvtools.table_names import is_pattern, listed, matching, near
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class Finding:
     check: str
     table: str
     message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", shown(self.message))
 
 
 @dataclass(frozen=True)

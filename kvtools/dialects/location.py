@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtools.errors import BadInputError
+from kvtools.remote.stored import for_library, read_bytes
 
 _FILE_OF_CHECKPOINT = re.compile(r"\.(index|meta|data-\d{5,}-of-\d{5,})$")
 _LATEST = re.compile(r'^\s*model_checkpoint_path\s*:\s*(?:"((?:[^"\\]|\\.)*)"|\'((?:[^\'\\]|\\.)*)\')', re.M)
@@ -74,7 +75,7 @@ def locate(path: Path) -> Location:
 def _refuse_keras_archive(path: Path) -> None:
     """Raise `BadInputError` for a file of Keras, saying how to get at the tables that it may have."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(for_library(path)) as archive:
             names = archive.namelist()
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return
@@ -125,7 +126,7 @@ def _locate_in_folder(folder: Path) -> Location:
 
 def _latest(folder: Path, state: Path) -> Path:
     try:
-        found = _LATEST.search(state.read_text("utf-8", errors="surrogateescape"))
+        found = _LATEST.search(read_bytes(state).decode("utf-8", errors="surrogateescape"))
     except OSError as error:
         raise BadInputError(f"reading '{state}': {error.strerror or error}") from error
     if not found:

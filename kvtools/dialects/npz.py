@@ -45,6 +45,7 @@ from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.dialects.zip_archive import Archive, Member, data_offset, zip_errors
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
+from kvtools.remote.stored import for_library, open_binary
 
 NAME = "npz"
 DESCRIPTION = "kvtools"
@@ -113,10 +114,10 @@ def sniff(source: Source) -> bool:
     if source.path.suffix == ".npz":
         return True
     try:
-        with source.path.open("rb") as file:
+        with open_binary(source.path) as file:
             if file.read(4) not in _MAGIC:
                 return False
-        with zipfile.ZipFile(source.path) as archive:
+        with zipfile.ZipFile(for_library(source.path)) as archive:
             return any(name.endswith(_SUFFIX) for name in archive.namelist())
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
         return False
@@ -133,7 +134,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     path = source.path
     doing = f"opening '{path}'"
     with zip_errors(doing):
-        archive = zipfile.ZipFile(path)  # its columns read from it as long as they live
+        archive = zipfile.ZipFile(for_library(path))  # its columns read from it as long as they live
     columns: dict[str, Column] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     refused: dict[str, KvtoolsError] = {}
@@ -197,7 +198,7 @@ def _open_array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
     column: Column
     if info.compress_type == zipfile.ZIP_STORED:
         offset = data_offset(path, info, doing)
-        with path.open("rb") as raw:
+        with open_binary(path) as raw:
             raw.seek(offset)
             head = raw.read(header)
         column = CheckedColumn(

@@ -23,6 +23,7 @@ from kvtools.dialects.table_files import has_file
 from kvtools.dialects.table_record import COUNTER_DTYPES, KEY_DTYPES, VALUE_DTYPES
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import CorruptFileError
+from kvtools.remote.stored import for_library, open_binary
 
 NAME = "parquet"
 SUFFIXES = (".parquet", ".parq", ".pq")
@@ -48,7 +49,7 @@ def sniff(source: Source) -> bool:
     try:
         if source.path.is_dir():  # a TensorFlow checkpoint's folder may have such files beside it
             return source.location is None and has_file(source.path, SUFFIXES)
-        with source.path.open("rb") as file:
+        with open_binary(source.path) as file:
             return file.read(4) == _MAGIC
     except OSError:
         return False
@@ -69,7 +70,7 @@ class ParquetInput(BatchInput):
         self.path = path
         with arrow_errors(doing):
             size = path.stat().st_size
-            file = parquet.ParquetFile(path)
+            file = parquet.ParquetFile(for_library(path))
             self.metadata = file.metadata
             self.schema = file.schema_arrow
             groups = [self.metadata.row_group(number) for number in range(self.metadata.num_row_groups)]
@@ -119,7 +120,7 @@ class ParquetPart(ArrowPart):
 
         # Buffered and not read ahead: what is held does not grow with a row group's size.
         file = parquet.ParquetFile(
-            self._file.path,
+            for_library(self._file.path),
             metadata=self._file.metadata,
             buffer_size=_BUFFER_BYTES,
             pre_buffer=False,

@@ -41,6 +41,7 @@ from kvtools.dialects.schema import TableSchema, VariableSchema, numpy_dtype
 from kvtools.dialects.table_record import is_count
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.remote.stored import open_binary
 
 NAME = "safetensors"
 
@@ -84,7 +85,7 @@ def sniff(source: Source) -> bool:
     if source.path.suffix == ".safetensors":
         return True
     try:
-        with source.path.open("rb") as file:
+        with open_binary(source.path) as file:
             start = file.read(_LENGTH_BYTES + 1)
         length, size = int.from_bytes(start[:_LENGTH_BYTES], "little"), source.path.stat().st_size
     except OSError:
@@ -107,7 +108,7 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str], int]:
 
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             start = file.read(_LENGTH_BYTES)
             length = int.from_bytes(start, "little")
             if len(start) < _LENGTH_BYTES:

@@ -37,6 +37,7 @@ from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.quantized_rows import QUANTIZED, bytes_of_row, decode
+from kvtools.remote.stored import read_bytes
 
 NAME = "savedmodel"
 FORMAT = 2
@@ -52,7 +53,7 @@ def sniff(source: Source) -> bool:
 def is_whole_model(folder: Path) -> bool:
     """Tell whether a folder is a trained model that `kvtools export` wrote, with more than lookups of its tables."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads(read_bytes(folder / MANIFEST))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.get("whole_model") is True
@@ -64,7 +65,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     folder = location.saved_model or location.prefix.parent.parent
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(read_bytes(path))
         if manifest["format"] > FORMAT:
             raise BadInputError(
                 f"reading '{path}': got format {manifest['format']}, expected at most {FORMAT}; update kvtools"

@@ -8,6 +8,8 @@ integers stay as they are.
 from __future__ import annotations
 
 import json
+import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -28,6 +30,7 @@ from kvtools.dialects.table_record import COUNTER_DTYPES, VALUE_DTYPES, json_obj
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
 from kvtools.quantized_rows import QUANTIZED, first_unfit, inexact
+from kvtools.remote.stored import HERE, Stored, open_binary, stored
 from kvtools.snapshot import file_errors
 from kvtools.split_manifest import SNAPSHOT as SPLIT_SNAPSHOT
 from kvtools.split_manifest import is_split
@@ -36,6 +39,7 @@ NAME = "snapshot"
 SUFFIX = ".kvsnap"
 
 MAGIC = b"\x89KVS\r\n\x1a\n"
+_HEADER_BYTES = 128
 _KEY_DTYPES = ("int64", "int32", "uint64")
 _FORMS = {1: ("int8", "a float32 scale"), 2: ("int8", "an offset and a scale"), 3: ("int4", "an offset and a scale")}
 """Forms of rows by their numbers in the file: what they are, and what each of them has beside."""
@@ -48,7 +52,7 @@ def sniff(source: Source) -> bool:
         return False
     if path.suffix.lower() == SUFFIX:
         return True
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
@@ -62,14 +66,53 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
 
     Raises `BadInputError`, or `CorruptFileError` where it is none or a damaged one.
     """
+    file = stored(file_of(source))
+    if file.remote:
+        _keep_description(file_of(source), file)
     with file_errors():
         snapshot = open_native(str(file_of(source)))
-        snapshot.verify_on_use()
-    return checkpoint_of(source, snapshot)
+        if not file.remote:
+            snapshot.verify_on_use()
+    return checkpoint_of(source, snapshot, file)
 
 
-def checkpoint_of(source: Source, snapshot: Snapshot) -> Checkpoint:
+def _keep_description(path: Path, file: Stored) -> None:
+    """Have on this machine what opening a remote snapshot reads: its header, and what lies behind the sections."""
+    with open_binary(path) as opened:
+        header = opened.read(_HEADER_BYTES)
+    size = path.stat().st_size
+    file.keep(0, _HEADER_BYTES)
+    if len(header) == _HEADER_BYTES:
+        description, _, checksums = struct.unpack_from("<3Q", header, 24)
+        begin = min(description, checksums)
+        if begin < size:  # else it is damaged, as opening it will tell
+            file.keep(begin, size)
+    file.keep(max(0, size - 1), size)
+
+
+class _Whole:
+    """Has all of a remote snapshot brought here before the first row of it is read: it is mapped by compiled code."""
+
+    def __init__(self, file: Stored, snapshot: Snapshot) -> None:
+        self._file = file
+        self._snapshot = snapshot
+        self._lock = threading.Lock()
+        self._here = not file.remote
+
+    def __call__(self) -> None:
+        if self._here:
+            return
+        with self._lock:
+            if not self._here:
+                self._file.keep()
+                with file_errors():
+                    self._snapshot.verify_on_use()
+                self._here = True
+
+
+def checkpoint_of(source: Source, snapshot: Snapshot, file: Stored = HERE) -> Checkpoint:
     """Return an opened snapshot as a checkpoint."""
+    whole = _Whole(file, snapshot)
     path = source.path
     said = json_object(snapshot.description, f"opening '{path}'")
     records = said.get("tables")
@@ -83,7 +126,7 @@ def checkpoint_of(source: Source, snapshot: Snapshot) -> Checkpoint:
                 f"opening '{path}': the name {table.name[:40]!r} of a table is no UTF-8; write it again"
             ) from error
         record = records.get(name)
-        tables[name] = SnapshotReader(table, name, record if isinstance(record, dict) else {})
+        tables[name] = SnapshotReader(table, name, record if isinstance(record, dict) else {}, whole)
     return Checkpoint(path, NAME, dict(sorted(tables.items())))
 
 
@@ -93,8 +136,9 @@ class SnapshotReader(TableReader):
     take_is_checked = True
     direct = True
 
-    def __init__(self, native: Table, name: str, record: dict[str, Any]) -> None:
+    def __init__(self, native: Table, name: str, record: dict[str, Any], whole: Callable[[], None]) -> None:
         self.native = native
+        self._whole = whole
         unit, metadata = record.get("version_unit"), record.get("metadata")
         extras = (ExtraSchema(DEFAULT_ROW, native.value_dtype, (native.dim,)),)
         notes = []
@@ -123,6 +167,7 @@ class SnapshotReader(TableReader):
 
     def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
         """Yield all rows; see `TableReader.read_part`."""
+        self._whole()
         wanted = {"values": columns.values, "freqs": columns.freqs, "versions": columns.versions}
         for first in range(0, self.rows, rows):
             with file_errors():
@@ -131,6 +176,7 @@ class SnapshotReader(TableReader):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
+        self._whole()
         numbers = np.ascontiguousarray(rows, np.int64)
         with file_errors():
             return _chunk(
@@ -139,6 +185,7 @@ class SnapshotReader(TableReader):
 
     def extra(self, name: str) -> Array:
         """Return the row of missing keys."""
+        self._whole()
         row = self.native.default_row
         if name != DEFAULT_ROW or row is None:
             raise KeyError(name)
@@ -146,6 +193,7 @@ class SnapshotReader(TableReader):
 
     def check(self) -> Iterator[Finding]:
         """Yield what is wrong with the directory, by which keys are found; the rest is checked as rows are read."""
+        self._whole()
         try:
             with file_errors():
                 self.native.verify_directory()

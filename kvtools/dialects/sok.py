@@ -23,6 +23,7 @@ from kvtools.dialects.raw_output import RawTableWriter, create_column
 from kvtools.dialects.schema import SlotSchema, TableSchema, numpy_dtype
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError
+from kvtools.remote.stored import open_binary
 
 NAME = "sok"
 KEY_DTYPES = ("int64", "int32", "uint32", "uint64")
@@ -144,7 +145,7 @@ def is_file(path: Path, kind: int) -> bool:
 def _read_header(path: Path, doing: str, kind: int) -> Header:
     allowed = KEY_DTYPES if kind == KEY else VALUE_DTYPES
     try:
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             data = file.read(HEADER_BYTES)
     except FileNotFoundError:
         raise BadInputError(f"{doing}: there is no '{path.name}'; copy every file of the dump") from None

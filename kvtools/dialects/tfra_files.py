@@ -47,6 +47,7 @@ from kvtools.dialects.tfra import (
 from kvtools.dialects.tfra_names import of_file, of_path, of_scope, status_of
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
+from kvtools.remote.stored import open_binary, read_bytes
 
 NAME = "tfra_files"
 FOLDER = "TFRADynamicEmbedding"
@@ -205,7 +206,7 @@ def _recorded(folder: Path) -> dict[str, Entry]:
     """Return what is recorded in a folder that kvtools wrote, by base."""
     path = folder / RECORD
     try:
-        return entries_of(path.read_bytes(), f"reading '{path}'") if path.is_file() else {}
+        return entries_of(read_bytes(path), f"reading '{path}'") if path.is_file() else {}
     except OSError as error:
         raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
 
@@ -354,7 +355,8 @@ def _holds_strings(path: Path) -> bool:
     """
     if _size(path) % _STRING_BYTES or not _size(path):
         return False
-    records = np.fromfile(path, np.uint8, _STRING_BYTES * _SAMPLED_STRINGS).reshape(-1, _STRING_BYTES)
+    with open_binary(path) as file:
+        records = np.frombuffer(file.read(_STRING_BYTES * _SAMPLED_STRINGS), np.uint8).reshape(-1, _STRING_BYTES)
     lengths = records[:, :1] >> 2
     text = np.arange(1, _STRING_BYTES) <= lengths
     graphic = np.where(text, records[:, 1:] >= 0x20, records[:, 1:] == 0).all(axis=1)

@@ -50,6 +50,7 @@ from kvtools.dialects.weight_map import weight_map
 from kvtools.dialects.writing import CheckpointWriter, TableWriter, WriteOptions
 from kvtools.dialects.zip_archive import Archive, Member
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.remote.stored import read_bytes
 
 NAME = "torch"
 _INDEX = "pytorch_model.bin.index.json"
@@ -173,7 +174,7 @@ def _tensors_of_files(folder: Path) -> dict[Place, Tensor]:
     path = folder / _INDEX
     doing = f"opening '{path}'"
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except OSError as error:
         raise BadInputError(f"{doing}: {error.strerror or error}") from error
     files = weight_map(json_object(text, doing), doing)

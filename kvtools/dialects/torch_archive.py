@@ -27,6 +27,7 @@ from kvtools.dialects.schema import numpy_dtype
 from kvtools.dialects.tensor_pickle import Known, load
 from kvtools.dialects.zip_archive import data_offset, zip_errors
 from kvtools.errors import BadInputError
+from kvtools.remote.stored import for_library, open_binary
 
 PICKLE = "data.pkl"
 DTYPES = {
@@ -223,10 +224,10 @@ class _Part(io.RawIOBase):
 def is_archive(path: Path) -> bool:
     """Tell whether a file is what `torch.save` writes, by its table of contents."""
     try:
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             if file.read(4) != b"PK\x03\x04":
                 return False
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(for_library(path)) as archive:
             return any(name.count("/") == 1 and name.endswith(f"/{PICKLE}") for name in archive.namelist())
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
         return False
@@ -235,7 +236,7 @@ def is_archive(path: Path) -> bool:
 def is_from_before_zip(path: Path) -> bool:
     """Tell whether a file is what `torch.save` wrote before PyTorch 1.6, by its first bytes: a pickled number."""
     try:
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             return file.read(14) == b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
     except OSError:
         return False
@@ -249,7 +250,7 @@ def read_archive(path: Path, start: int = 0, size: int | None = None) -> Any:
         CorruptFileError: the archive or its pickle is damaged, or contradicts the sizes of its members.
     """
     doing = f"opening '{path}'" if size is None else f"opening the tensor at byte {start} of '{path}'"
-    with zip_errors(doing), path.open("rb") as file:
+    with zip_errors(doing), open_binary(path) as file:
         size = path.stat().st_size - start if size is None else size
         with zipfile.ZipFile(_Part(file, start, size)) as archive:
             members = {info.filename: info for info in archive.infolist()}
@@ -311,7 +312,7 @@ def read_extra(path: Path, name: str) -> bytes | None:
         BadInputError: the file cannot be read.
         CorruptFileError: the archive is damaged.
     """
-    with zip_errors(f"opening '{path}'"), zipfile.ZipFile(path) as archive:
+    with zip_errors(f"opening '{path}'"), zipfile.ZipFile(for_library(path)) as archive:
         found = next((info for info in archive.infolist() if info.filename.partition("/")[2] == name), None)
         if found is None or found.compress_type != zipfile.ZIP_STORED or found.file_size > path.stat().st_size:
             return None

@@ -19,6 +19,7 @@ from kvtools.dialects.schema import numpy_dtype
 from kvtools.dialects.tensor_pickle import Known, Record, load, record_of
 from kvtools.dialects.torch_archive import DTYPES, Tensor, read_archive, refusal
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.remote.stored import read_bytes
 
 METADATA = ".metadata"
 SUFFIX = ".distcp"
@@ -123,7 +124,7 @@ def read_sharded(folder: Path) -> dict[tuple[str, ...], ShardedTensor]:
     path = folder / METADATA
     doing = f"opening '{path}'"
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise BadInputError(f"{doing}: {error.strerror or error}; copy every file of the checkpoint") from error
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from kvtools.dialects.bundle.writer import write_fully
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.remote.stored import open_binary
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _CENTRAL_HEADER = struct.Struct("<4s6H3I5H2I")
@@ -58,7 +59,7 @@ def data_offset(path: Path, info: zipfile.ZipInfo, doing: str, start: int = 0) -
     Raises:
         CorruptFileError: the file ends before.
     """
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         file.seek(start + info.header_offset)
         fields = file.read(_LOCAL_HEADER.size)
     if len(fields) < _LOCAL_HEADER.size:

@@ -40,6 +40,7 @@ RUN_ELSEWHERE = {
     "docs/quickstart.md": "tests/docs/test_docs.py",
     "docs/dialects/redis.md": "tests/kvtools/test_redis.py",
     "docs/dialects/snapshot.md": "tests/docs/test_snapshot_page.py",
+    "docs/remote.md": "tests/remote/test_remote_page.py",
     "docs/serve.md": "tests/server/test_serving_protocols_page.py",
     "docs/serving-protocols.md": "tests/server/test_serving_protocols_page.py",
 }

@@ -15,6 +15,7 @@ RUN_ELSEWHERE = {
     "docs/dialects/snapshot.md": "tests/docs/test_snapshot_page.py",
     "docs/export.md": "tests/tfplugin/test_export_meta.py",
     "docs/python-api.md": "tests/docs/test_python_api_page.py",
+    "docs/remote.md": "tests/remote/test_remote_page.py",
     "docs/serve.md": "tests/server/test_serving_protocols_page.py",
     "docs/serving-protocols.md": "tests/server/test_serving_protocols_page.py",
 }

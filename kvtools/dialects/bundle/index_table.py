@@ -21,6 +21,7 @@ from pathlib import Path
 from kvtools.dialects.bundle.checksum import extend, masked
 from kvtools.dialects.bundle.wire import WireError, put_varint, read_varint
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.remote.stored import read_bytes
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
@@ -36,7 +37,7 @@ def read_table(path: Path) -> dict[bytes, bytes]:
     if it is damaged.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         raise BadInputError(
             f"reading checkpoint index '{path}': no such file; name a checkpoint prefix, or the folder that holds it"

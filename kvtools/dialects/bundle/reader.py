@@ -33,6 +33,7 @@ from kvtools.dialects.bundle.records import (
 )
 from kvtools.dialects.bundle.wire import WireError, read_varint
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.remote.stored import Stored, stored, take_runs
 
 Array = npt.NDArray[Any]
 
@@ -105,6 +106,7 @@ class Bundle:
         self._found_slices: dict[str, list[BundleEntry]] = {}
         self._maps: dict[int, mmap.mmap | bytes] = {}
         self._files: dict[int, int] = {}
+        self._bytes: dict[int, Stored] = {}
         self._opening = threading.Lock()
         self._salvage = salvage
         self._check_data_files()
@@ -232,15 +234,21 @@ class Bundle:
         data = self._map(shard)
         if offset + size > len(data):
             raise self._cut(shard, len(data), offset + size)
+        self._bytes_of(shard).keep(offset, offset + size)
         return np.frombuffer(data, np.uint8, size, offset)
 
-    def copy(self, shard: int, offset: int, size: int, crc: int, *, check: bool) -> tuple[Array, int]:
+    def copy(
+        self, shard: int, offset: int, size: int, crc: int, *, check: bool, upto: int | None = None
+    ) -> tuple[Array, int]:
         """Return a copy of `size` bytes of a data file, uint8 [size], and `crc` extended over them if `check`.
 
         A copy is faster than the pages of a map for bytes that are read once, and it is gone when it is dropped.
+        Who will go on to read up to byte `upto` says so.
         """
         data = np.empty(size, np.uint8)
-        done, crc = _checked_io.read(self._file(shard), data, offset, crc, check)
+        file = self._file(shard)
+        with self._bytes_of(shard).held(offset, offset + size, upto or offset + size):
+            done, crc = _checked_io.read(file, data, offset, crc, check)
         if done < size:
             raise self._cut(shard, offset + done, offset + size)
         return data, crc
@@ -253,7 +261,8 @@ class Bundle:
         crc = 0
         for start in range(0, entry.size, _CHECKED_AT_ONCE):
             size = min(_CHECKED_AT_ONCE, entry.size - start)
-            _, crc = self.copy(entry.shard, entry.offset + start, size, crc, check=True)
+            end = entry.offset + entry.size
+            _, crc = self.copy(entry.shard, entry.offset + start, size, crc, check=True, upto=end)
         if entry.size and masked(crc) != entry.crc32c:
             raise self._mismatch(name, entry.shard, entry.offset, entry.size, masked(crc), f"{entry.crc32c:08x}")
 
@@ -266,13 +275,9 @@ class Bundle:
     def rows_at(self, shard: int, offsets: Array, row_bytes: int) -> Array:
         """Copy the runs of `row_bytes` bytes at int64 `offsets` [n] of a data file; void<row_bytes> [n]."""
         data = self._map(shard)
-        # Every byte of the file begins a (overlapping) record of this view, so one fancy index gathers rows
-        # from any number of slices, aligned or not.
-        records: Array = np.ndarray((max(len(data) - row_bytes + 1, 0),), f"V{row_bytes}", buffer=data, strides=(1,))
-        try:
-            return records[offsets]
-        except IndexError:
-            raise self._cut(shard, len(data), int(offsets.max()) + row_bytes) from None
+        if len(offsets) and int(offsets.max()) + row_bytes > len(data):
+            raise self._cut(shard, len(data), int(offsets.max()) + row_bytes)
+        return take_runs(self._bytes_of(shard), data, offsets, row_bytes)
 
     def _entry(self, name: str) -> BundleEntry:
         try:
@@ -372,10 +377,15 @@ class Bundle:
                     f" expected at least {end}; copy it again"
                 )
 
+    def _bytes_of(self, shard: int) -> Stored:
+        """Return what gives the bytes of a data file that `_file` or `_map` has opened."""
+        return self._bytes[shard]
+
     def _file(self, shard: int) -> int:
         with self._opening:
             if shard not in self._files:
                 path = self.data_path(shard)
+                self._bytes.setdefault(shard, stored(path))
                 try:
                     self._files[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 except OSError as error:
@@ -385,6 +395,7 @@ class Bundle:
     def _map(self, shard: int) -> mmap.mmap | bytes:
         if shard not in self._maps:
             path = self.data_path(shard)
+            self._bytes.setdefault(shard, stored(path))
             try:
                 with path.open("rb") as file:
                     empty = path.stat().st_size == 0
@@ -465,7 +476,8 @@ class BundleTensor:
                 offset = segment.offset + (first - segment.start) * self.row_bytes
                 crc = running.pop(segment.start, 0)
                 size = (last - first) * self.row_bytes
-                raw, crc = self.bundle.copy(segment.shard, offset, size, crc, check=verify)
+                upto = segment.offset + segment.size
+                raw, crc = self.bundle.copy(segment.shard, offset, size, crc, check=verify, upto=upto)
                 if last < segment.stop:
                     running[segment.start] = crc
                 elif verify and masked(crc) != segment.crc32c:
