@@ -10,6 +10,7 @@ from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.diff import TableDiff, compare_tables
 from kvtools.engine import Engine
 from kvtools.errors import BadInputError
+from kvtools.remote.paths import shown_path
 from kvtools.stats import TableStats, table_stats
 
 _MOVERS = 5
@@ -80,7 +81,7 @@ def changes_since(
             refused = str(error)
         tables[name] = TableChange(stats[name], diff, refused)
     return Changes(
-        path=str(old.path),
+        path=shown_path(old.path),
         tables=tables,
         added=tuple(name for name in names if name not in old.tables),
         removed=tuple(name for name in old.tables if name not in new.tables),

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvtools.remote.paths import shown_path
 from kvtools.thresholds import Threshold
 from kvtools.url_password import without_password
 
@@ -33,7 +34,7 @@ class ClipSource:
     @staticmethod
     def of(path: str, dialect: str = "", options: Sequence[str] = ()) -> ClipSource:
         """Return the source at a path, and a place beside it; no password of a URL is repeated."""
-        path = without_password(path)
+        path = without_password(shown_path(path))
         if dialect == "redis" or path.startswith(("redis://", "rediss://", "unix://")):
             return ClipSource(path, "clipped.parquet", (*options, "--to", "parquet"))
         folder, slash, name = path.rstrip("/").rpartition("/")
@@ -45,15 +46,16 @@ class ClipSource:
 def clip_command(source: ClipSource, chosen: Sequence[tuple[str, Sequence[Threshold]]], output: str | None) -> str:
     """Return the command that cuts what thresholds of some tables cut.
 
-    Args:
-        source: what to clip.
-        chosen: tables by name, and the thresholds of each, at least one.
-        output: where to write; with None it only says what would be cut.
+        Args:
+            source: what to clip.
+            chosen: tables by name, and the thresholds of each, at least one.
+            output: where to write; with None it only says what would be cut.
 
-    >>> from kvtools.thresholds import Threshold
-    >>> rare = Threshold("freq", 2, "2", ("--min-freq", "2"), ("min-freq = 2",), 10)
-    >>> print(clip_command(ClipSource.of("a.h5"), [("user emb", [rare])], None))
-    kvtools clip a.h5 --table='user emb' --min-freq 2 --dry-run
+        >>> from kvtools.remote.paths import shown_path
+    from kvtools.thresholds import Threshold
+        >>> rare = Threshold("freq", 2, "2", ("--min-freq", "2"), ("min-freq = 2",), 10)
+        >>> print(clip_command(ClipSource.of("a.h5"), [("user emb", [rare])], None))
+        kvtools clip a.h5 --table='user emb' --min-freq 2 --dry-run
     """
     words = ["kvtools clip", shell_quoted(source.path)]
     if output is not None:

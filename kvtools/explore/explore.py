@@ -13,6 +13,7 @@ from kvtools.dialects.schema import VersionUnit
 from kvtools.explore.command import ClipSource
 from kvtools.explore.page import page_details, render_page
 from kvtools.explore.survey import survey_tables
+from kvtools.remote.paths import local_path, shown_path
 from kvtools.replace_output import check_free, replace_files
 
 
@@ -66,6 +67,7 @@ def write_page(
         write_page(kvtools.open("model.ckpt-100"), Path("tables.html"))
         ```
     """
+    output = Path(local_path(output))
     check_free(output.absolute(), force=force)
     readers = largest_first(checkpoint.select(tables))
     surveys = survey_tables(
@@ -80,7 +82,7 @@ def write_page(
         surveys,
         source or ClipSource.of(str(checkpoint.path), checkpoint.dialect),
         title=title or title_of(checkpoint),
-        about=f"{checkpoint.path} ({checkpoint.dialect})",
+        about=f"{shown_path(checkpoint.path)} ({checkpoint.dialect})",
         broken=checkpoint.broken,
         when=when,
     ).encode()

@@ -335,3 +335,12 @@ def test_options_of_the_source_are_in_the_command() -> None:
         "days",
         "--dry-run",
     ]
+
+
+def test_a_store_is_explored_and_named_by_its_url(tmp_path: Path) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe_file("/explored/model.safetensors", written(tmp_path, [table(rows=200)]).read_bytes())
+    assert main(["explore", "memory://explored/model.safetensors", "--output", "memory://explored/page.html"]) == 0
+    text = memory.cat_file("/explored/page.html").decode()
+    assert data_of(text)["command"]["path"] == "memory://explored/model.safetensors"
+    assert "memory://explored/model.safetensors (safetensors)" in text and str(tmp_path) not in text
