@@ -53,7 +53,8 @@ def tables_with(
     Raises:
         BadInputError, UsageError: what the first table without has not, where it was named, or none has.
     """
-    able, without = [], []
+    able: list[TableReader] = []
+    without: list[tuple[TableReader, KvtoolsError]] = []
     for table in tables:
         try:
             for need in needs:
