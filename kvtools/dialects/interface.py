@@ -181,10 +181,11 @@ class TableReader(ABC):
 
     def __getitem__(self, keys: Any) -> Array:
         """Return the values of a key, [dim], or of several, [n, dim]; raises `UnknownKeyError`, a `KeyError`."""
-        return _of("key_rows", "rows_of")(self, keys)
+        values: Array = _of("key_rows", "rows_of")(self, keys)
+        return values
 
     def __contains__(self, key: object) -> bool:
-        return _of("key_rows", "has_key")(self, key)
+        return bool(_of("key_rows", "has_key")(self, key))
 
     def __len__(self) -> int:
         return self.rows
@@ -206,10 +207,10 @@ class TableReader(ABC):
         return _of("arrow_stream", "stream")(self).__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
-        return _of("shown_tables", "table_text")(self)
+        return str(_of("shown_tables", "table_text")(self))
 
     def _repr_html_(self) -> str:
-        return _of("shown_tables", "table_html")(self)
+        return str(_of("shown_tables", "table_html")(self))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if self.origin is None:
@@ -274,10 +275,10 @@ class Checkpoint:
         return True  # also without tables
 
     def __repr__(self) -> str:
-        return _of("shown_tables", "checkpoint_text")(self)
+        return str(_of("shown_tables", "checkpoint_text")(self))
 
     def _repr_html_(self) -> str:
-        return _of("shown_tables", "checkpoint_html")(self)
+        return str(_of("shown_tables", "checkpoint_html")(self))
 
     def sql(
         self, text: str, *, memory: int = DEFAULT_MEMORY, threads: int | None = None, **attached: Checkpoint
@@ -291,7 +292,8 @@ class Checkpoint:
             new.sql("select count(*) from user anti join old.user using (key)", old=old).rows()
             ```
         """
-        return _of("sql.query", "query")({"": self, **attached}, text, memory=memory, threads=threads)
+        ask: Callable[..., QueryResult] = _of("sql.query", "query")
+        return ask({"": self, **attached}, text, memory=memory, threads=threads)
 
     def names_of(self, patterns: Sequence[str]) -> list[str]:
         """Return the names that these are, or that match them as file names do in a shell, each once: of tables that
