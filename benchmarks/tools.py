@@ -219,9 +219,7 @@ def markdown(result: dict[str, Any]) -> str:
             f"| {entry['side']} | {entry['to']} | {what} | {entry['ratio']:.2f} | ≥ {entry['at_least']:g} | {reached} |"
         )
     more = {"queries": queries, "asked_rows": asked_rows, "many_tables": many_tables}
-    return "
-".join([*lines, *(f"
-{part.markdown(result[name])}" for name, part in more.items())])
+    return "\n".join([*lines, *(f"\n{part.markdown(result[name])}" for name, part in more.items())])
 
 
 def main() -> None:
