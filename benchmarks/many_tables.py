@@ -90,6 +90,9 @@ def commands() -> dict[str, Callable[[str, str], list[str]]]:
         "scan": lambda source, out: ["scan", source, "--from", "0", "--to", "100", "--json-lines"],
         "top": lambda source, out: ["top", source, "--by", "norm", "-n", "3", "--json-lines"],
         "neighbours": lambda source, out: ["neighbours", source, "5", "-k", "3", "--json-lines"],
+        "sql": lambda source, out: ["sql", source, "select count(*) from {table} where norm > 1"],
+        "explore": lambda source, out: ["explore", source, "--output", f"{out}.html"],
+        "repair": lambda source, out: ["repair", source, out],
         "report": lambda source, out: ["report", source, "--html", f"{out}.html"],
         "clip": lambda source, out: ["clip", source, out, "--max-abs", "0.5"],
         "cast": lambda source, out: ["cast", source, out, "--to-value-dtype", "float16"],
@@ -100,6 +103,7 @@ def commands() -> dict[str, Callable[[str, str], list[str]]]:
         "split --by mod:2": lambda source, out: ["split", source, out, "--by", "mod:2"],
         "split --by table": lambda source, out: ["split", source, out, "--by", "table"],
         "rename": lambda source, out: ["rename", source, out, "--add-prefix", "x/"],
+        "clip --where": lambda source, out: ["clip", source, out, "--where", "norm > 1"],
         "export": lambda source, out: ["export", source, "--savedmodel", out],
         "export --snapshot": lambda source, out: ["export", source, "--snapshot", out],
         "advise": lambda source, out: ["advise", source, "--output", f"{out}.toml"],
@@ -124,10 +128,16 @@ def measure(
             for source in [f"{kind}-{count}" for kind in ("tables", "parts") for count in counts]:
                 out = folder / "out"
                 out.mkdir()
-                result.setdefault(command, {})[source] = took = _timed(arguments(source, "out/it"), folder)
+                result.setdefault(command, {})[source] = took = _timed(_words(arguments, source, "out/it"), folder)
                 say(f"  {command}, {source}: {took['computed']:.2f} s computed, {took['passed']:.2f} s passed")
                 shutil.rmtree(out)
     return result
+
+
+def _words(arguments: Callable[[str, str], list[str]], source: str, out: str) -> list[str]:
+    """Return a command line; in a query, `{table}` is a table of the source."""
+    table = "emb" if source.startswith("parts") else "emb_1"
+    return [word.replace("{table}", table) for word in arguments(source, out)]
 
 
 def _timed(arguments: list[str], folder: Path) -> dict[str, float]:

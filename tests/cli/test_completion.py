@@ -50,7 +50,7 @@ def bash(*words: str) -> list[str]:
 def test_bash_completes_commands_options_values_and_files(script) -> None:
     script("bash")
     assert bash("kvtools", "") == [*COMMANDS, "--version", "--string-keys", "-q", "--quiet", "--color", "-h", "--help"]
-    assert bash("kvtools", "re") == ["report", "reshard", "rename"]
+    assert bash("kvtools", "re") == [name for name in COMMANDS if name.startswith("re")]
     assert bash("kvtools", "--color", "never", "-q", "res") == ["reshard"]
     assert bash("kvtools", "clip", "--max") == ["--max-abs"]
     assert bash("kvtools", "clip", "a", "--by", "") == ["freq", "l2", "abs", "version"]
