@@ -57,7 +57,6 @@ OTHER_FILES = {
     "docs/export.md": ("trained_model|model.ckpt-100", "tests/cli/test_export_whole_model.py"),
     "docs/inspect.md": ("torn", "tests/cli/test_inspect.py"),
     "docs/report.md": ("model.ckpt", "tests/cli/test_report.py"),
-    "docs/explore.md": ("model.ckpt", "tests/kvtools/test_explore.py"),
     "docs/stats.md": (r"\||/mnt/", "tests/cli/test_stats.py"),
     "docs/verify.md": ("bad|sok_dump", "tests/kvtools/test_checksum_file.py"),
 }
