@@ -191,7 +191,7 @@ def spark(numbers: Sequence[float]) -> str:
     """Return numbers of 0 and more as a line of bars, the largest the highest.
 
     >>> spark([0, 1, 2, 4])
-    '▁▂▄█'
+    '▁▃▅█'
     """
     most = max(numbers, default=0) or 1
     return "".join(_BARS[min(7, int(8 * max(0.0, number) / most))] for number in numbers)

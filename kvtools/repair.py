@@ -319,6 +319,7 @@ def _look(
     partition = schema.partition if schema.parts > 1 else None
     columns = KEYS if rule is None else _NUMBERS
     lock, done = threading.Lock(), 0
+    non_finite: dict[str, int] = {}  # all columns in their order, whichever part is read first
 
     def read(part: int) -> None:
         nonlocal done
@@ -339,8 +340,7 @@ def _look(
             at += len(chunk)
             with lock:
                 for column, marks in bad.items():
-                    if marks.any():
-                        found.non_finite[column] = found.non_finite.get(column, 0) + int(np.count_nonzero(marks))
+                    non_finite[column] = non_finite.get(column, 0) + int(np.count_nonzero(marks))
                 found.banned += int(np.count_nonzero(out))
                 bad_rows = int(np.count_nonzero(any_bad & ~out))
                 found.dropped += bad_rows if rule == "drop" else 0
@@ -352,6 +352,7 @@ def _look(
 
     for _ in run_all(read, range(schema.parts), workers=workers):
         pass
+    found.non_finite.update({column: count for column, count in non_finite.items() if count})
     return found
 
 

@@ -46,16 +46,14 @@ class ClipSource:
 def clip_command(source: ClipSource, chosen: Sequence[tuple[str, Sequence[Threshold]]], output: str | None) -> str:
     """Return the command that cuts what thresholds of some tables cut.
 
-        Args:
-            source: what to clip.
-            chosen: tables by name, and the thresholds of each, at least one.
-            output: where to write; with None it only says what would be cut.
+    Args:
+        source: what to clip.
+        chosen: tables by name, and the thresholds of each, at least one.
+        output: where to write; with None it only says what would be cut.
 
-        >>> from kvtools.remote.paths import shown_path
-    from kvtools.thresholds import Threshold
-        >>> rare = Threshold("freq", 2, "2", ("--min-freq", "2"), ("min-freq = 2",), 10)
-        >>> print(clip_command(ClipSource.of("a.h5"), [("user emb", [rare])], None))
-        kvtools clip a.h5 --table='user emb' --min-freq 2 --dry-run
+    >>> rare = Threshold("freq", 2, "2", ("--min-freq", "2"), ("min-freq = 2",), 10)
+    >>> print(clip_command(ClipSource.of("a.h5"), [("user emb", [rare])], None))
+    kvtools clip a.h5 --table='user emb' --min-freq 2 --dry-run
     """
     words = ["kvtools clip", shell_quoted(source.path)]
     if output is not None:

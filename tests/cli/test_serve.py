@@ -51,7 +51,7 @@ def test_defaults_are_those_of_the_settings(served: list[Any]) -> None:
     assert main(["serve", "exported"]) == 0
     sources, settings, _, rest = served[0]
     assert sources == [ModelSource("default", "exported")]
-    assert settings == Settings() and rest == {"as_json": False}
+    assert settings == Settings() and rest == {"as_json": False, "quiet": False}
 
 
 def test_several_models_with_policies_and_labels(served: list[Any]) -> None:

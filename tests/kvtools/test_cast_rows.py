@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,8 @@ def test_the_command_tells_what_slots_lose(tmp_path: Path, capsys: Any) -> None:
     path, out = str(tmp_path / "a.ckpt"), str(tmp_path / "b.ckpt")
     cast_rows(with_slots(tmp_path), path, "float32", to="tfplugin")
     assert main(["cast", path, out, "--dtype", "float16"]) == 0
-    assert "slot m" in (told := capsys.readouterr().out) and "1,440" in told
+    told = capsys.readouterr().out
+    assert re.search(r"^user +m +float16 .*1,440", told, re.M), told
     assert main(["cast", path, out, "--dtype", "float16", "--force", "--json"]) == 0
     costs = json.loads(capsys.readouterr().out)["casts"]["user"]
     assert [cost["vanished"] for cost in costs] == [1440, 0]

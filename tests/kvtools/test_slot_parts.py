@@ -97,8 +97,8 @@ def test_how_slots_of_new_rows_begin_is_read_back_or_named(
     make_table: Callable[..., Any], tmp_path: Path, target: str, begins: dict[str, Any]
 ) -> None:
     dialect = dialect_named(target)
-    if dialect.output == "url" or not dialect.holds.slots:
-        pytest.skip("nothing is written to a disk, or no slots are")
+    if dialect.output == "url" or not dialect.holds.slots or dialect.holds.only_slots is not None:
+        pytest.skip("nothing is written to a disk, or no slot of that name is")
     table = make_table(slots=("m",), metadata={"slots": {"m": {"name": "m", **begins}}})
     out = tmp_path / f"out{dialect.suffixes[0] if dialect.suffixes else ''}"
     account = write_tables([table], out, target)
