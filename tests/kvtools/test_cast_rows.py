@@ -189,7 +189,7 @@ def test_the_command_tells_what_slots_lose(tmp_path: Path, capsys: Any) -> None:
     cast_rows(with_slots(tmp_path), path, "float32", to="tfplugin")
     assert main(["cast", path, out, "--dtype", "float16"]) == 0
     told = capsys.readouterr().out
-    assert re.search(r"^user +m +float16 .*1,440", told, re.M), told
+    assert re.search(r"^user +m +float32 to float16 .*1,440", told, re.M), told
     assert main(["cast", path, out, "--dtype", "float16", "--force", "--json"]) == 0
     costs = json.loads(capsys.readouterr().out)["casts"]["user"]
     assert [cost["vanished"] for cost in costs] == [1440, 0]
