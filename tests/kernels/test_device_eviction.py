@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import KEY_DTYPES, VALUE_DTYPES
 from device_arrays import DEVICES, Pair, arrays_on, assert_same, device_table_module
+from table_dtypes import KEY_DTYPES, VALUE_DTYPES
 
 DeviceTable = device_table_module().DeviceTable
 

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from conftest import KEY_DTYPES, extreme_keys
 from device_arrays import DEVICES, Pair, arrays_on, assert_same, device_table_module
 from optimizer_cases import CASES, NAMES, hyperparameters
+from table_dtypes import KEY_DTYPES, extreme_keys
 
 from kvtools._kvtable import optimizers
 
