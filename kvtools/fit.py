@@ -97,8 +97,8 @@ class Fit:
         if freqs is None or dtype is None or freqs.dtype == dtype:
             return freqs if dtype else None
         # A count that does not fit stays at the largest that does; `cut_freqs` says how many those are.
-        limits = np.iinfo(dtype)
-        return np.clip(freqs, max(limits.min, np.iinfo(freqs.dtype).min), limits.max).astype(dtype)
+        target, own = np.iinfo(dtype), np.iinfo(freqs.dtype)  # NumPy 2.0 takes no bound that its type does not hold
+        return np.clip(freqs, max(target.min, own.min), min(target.max, own.max)).astype(dtype)
 
     def _versions(self, versions: Array | None) -> Array | None:
         if versions is None or self.schema.version_dtype is None:

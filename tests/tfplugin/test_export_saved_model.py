@@ -129,7 +129,7 @@ def test_rows_may_be_narrower(tmp_path: Path) -> None:
 
 def trained(keras: Any, export: Callable[[Any], Any] | None) -> tuple[Any, Any]:
     """A model of three inputs in a dictionary after two epochs, `export` between them; its table."""
-    keras.utils.set_random_seed(1)
+    tf.keras.utils.set_random_seed(1)
 
     class Rows(keras.layers.Layer):
         def __init__(self) -> None:

@@ -34,7 +34,7 @@ def _fit(keras, model, callbacks, epochs=4, **options):
 
 
 def _pair(keras, rate=0.3, **options):
-    keras.utils.set_random_seed(0)
+    tf.keras.utils.set_random_seed(0)
     models = kept_pair(keras, **options)
     for model in models.models:
         model.compile(keras.optimizers.Adam(rate), "mse", run_eagerly=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from keras_pairs import DIM, LENGTH, VOCABULARY, assert_alike, batches, by_hand, held, losses, model_of, pair
+from keras_pairs import DIM, KERASES, LENGTH, VOCABULARY, assert_alike, batches, by_hand, held, losses, model_of, pair
 from tensorflow.python.eager import context
 
 import tfplugin.keras
@@ -17,6 +17,12 @@ IDS = np.concatenate([ids for ids, _ in DATA])
 LABELS = np.concatenate([labels for _, labels in DATA])
 ROWS = len(DATA[0][0])
 UNSEEN = np.arange(1000, 1000 + IDS.size).reshape(IDS.shape)
+
+
+@pytest.fixture(params=["keras3", pytest.param("tf_keras", marks=pytest.mark.thorough)])
+def both_kerases(request):
+    """Keras 3, and where there is time tf_keras."""
+    return KERASES[request.param]
 
 
 def _embedding(keras, **options):
