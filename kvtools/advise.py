@@ -67,8 +67,8 @@ class TableAdvice:
 
     `rows` and `bytes` are those of now, `kept` and `bytes_after` those that stay. Of `lookups` that find a row now
     `lookups_missed` will not; None where nobody counts. Of these, `lookups_of_zeros` find rows of zeros, which an
-    export leaves out, as a missing key gives the same: they lose nothing. `counted_by` says whose lookups these are: the
-    "log"'s, or those of the checkpoint's frequencies, "freq". `error` is what the rows lose as `dtype`.
+    export leaves out, as a missing key gives the same: they lose nothing. `counted_by` says whose lookups these are:
+    the "log"'s, or those of the checkpoint's frequencies, "freq". `error` is what the rows lose as `dtype`.
     """
 
     table: str
@@ -273,8 +273,8 @@ def advise(
         )
     if over and log is not None:
         said.append(
-            f"the budget goes by {compared_by} in the checkpoint, as the command does, not by the log: what is lost is"
-            " the log's share, and no cut by the log's own counts"
+            f"the budget compares rows by {compared_by} in the checkpoint, as the command does, and not by the log,"
+            " which counts what is lost"
         )
     return Advice(str(checkpoint.path), goal, made, budget, over, compared_by, auc, whole_model, left_out, unused, said)
 
@@ -282,7 +282,11 @@ def advise(
 def _not_in(log: IdLog, table: str, *, counted: bool) -> str:
     """Say that a log has nothing of a table, what counts then, and the way out."""
     what = "the log looks nothing up in it" if log.of_lookups else "the log has no column of it"
-    instead = "its lookups are counted by the checkpoint's frequencies" if counted else "what cuts cost is not known"
+    instead = (
+        "its lookups are counted by the checkpoint's frequencies"
+        if counted
+        else "what it costs to cut rows is not known"
+    )
     way_out = "" if log.of_lookups else f"; --column COLUMN={table} says which it is"
     return f"{what}: {instead}{way_out}"
 
@@ -391,7 +395,7 @@ def _plan(
     )
     notes = []
     if log is not None and counts is None:
-        notes.append(_not_in(log, schema.name, counted=survey.lookups is not None))
+        notes.append(_not_in(log, schema.name, counted=bool(survey.lookups)))
     elif survey.lookups is None:
         notes.append("it has no frequencies: what it costs to cut rows is not known; a log tells")
     elif not survey.lookups:

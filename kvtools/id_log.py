@@ -569,22 +569,18 @@ def features_of_tables(log: IdLog, wanted: Sequence[str], tables: Sequence[str] 
     return found
 
 
-def unused_columns(log: IdLog, used: Iterable[str]) -> str | None:
+def unused_columns(log: IdLog, used: Iterable[str], why: str = "no table has that name") -> str | None:
     """Say which columns of whole numbers are of no table, and how they would be of one; None where there are none.
 
     >>> unused_columns(IdLog("log.csv", ("user", "item")), ["user"])
-    "the log's column 'item' has the name of no table and is not used; --column item=TABLE says whose ids it has"
+    "the log's column 'item' is not used: no table has that name; --column item=TABLE says whose ids it has"
     """
     taken = {*used}
     left = [name for name in log.features if name not in taken]
     if not left:
         return None
-    what = (
-        f"column {_listed(left)} has the name of no table and is"
-        if len(left) == 1
-        else f"columns {_listed(left)} have the names of no tables and are"
-    )
-    return f"the log's {what} not used; --column {left[0]}=TABLE says whose ids it has"
+    what = f"column {_listed(left)} is" if len(left) == 1 else f"columns {_listed(left)} are"
+    return f"the log's {what} not used: {why}; --column {left[0]}=TABLE says whose ids it has"
 
 
 def check_table(log: IdLog, table: str, tables: Sequence[str] | None) -> None:

@@ -100,7 +100,7 @@ class Repairs:
         return next(of_this, self.nan)
 
     def check_names(self, doing: str, tables: Sequence[str]) -> None:
-        """Raise `UnknownTableError` where a rule is of none of `tables`: another would hold for the one that is meant."""
+        """Raise `UnknownTableError` where a rule is of none of `tables`: misspelt, most likely."""
         for pattern, rule in self.nan_of:
             if not matching([pattern], tables)[0]:
                 what = "no table matches" if is_pattern(pattern) else "no such table among those to mend"

@@ -495,7 +495,8 @@ def _replayed(policy: Policy, log: IdLog, columns: Sequence[str], known: Sequenc
         for pattern in rule.patterns:
             if is_pattern(pattern) and not rule.training.empty and not matching([pattern], chosen.values())[0]:
                 notes.append(f"not replayed: '{pattern}': it matches no column of the log; see --column")
-    unused = unused_columns(log, used)
+    why = "the policy has no entry of that name" if known is None else "no table has that name"
+    unused = unused_columns(log, used, why)
     return _Replayed(chosen, [*notes, unused] if unused else notes)
 
 
@@ -511,8 +512,9 @@ def _no_column(log: IdLog, table: str, unused: Sequence[str]) -> UsageError:
     guess = near(table, log.features)
     column = unused[0] if len(unused) == 1 else "COLUMN"
     return UsageError(
-        f"simulating the log '{log.path}': it has no column '{table}'{there}{guess}{' The' if guess else '; the'} policy"
-        f" has an entry for this table: --column {column}={table} says which column has its ids; or take the entry out"
+        f"simulating the log '{log.path}': it has no column '{table}'{there}{guess}{' The' if guess else '; the'}"
+        f" policy has an entry for this table: --column {column}={table} says which column has its ids; or take"
+        " the entry out"
     )
 
 

@@ -187,7 +187,7 @@ def test_a_table_without_a_column_of_the_log_is_told(model: Checkpoint, log: str
     ]
     assert advice.unused_columns == ["seen"] and advice.loss is None
     assert advice.notes == [
-        "the log's column 'seen' has the name of no table and is not used; --column seen=TABLE says whose ids it has",
+        "the log's column 'seen' is not used: no table has that name; --column seen=TABLE says whose ids it has",
         "lookups lost of all tables are not told: those of 'user' are counted by the log, those of 'ads/item[1]' by"
         " the checkpoint's frequencies, which do not add up",
     ]
@@ -203,8 +203,8 @@ def test_a_budget_says_that_it_does_not_go_by_the_log(model: Checkpoint, log: st
     advice = advise(model, goal="training", log=open_log(log), columns=["seen=ads/item[1]"], budget=60_000)
     assert advice.over_budget and advice.compared_by == "freq"
     assert advice.notes == [
-        "the budget goes by freq in the checkpoint, as the command does, not by the log: what is lost is the log's"
-        " share, and no cut by the log's own counts"
+        "the budget compares rows by freq in the checkpoint, as the command does, and not by the log, which counts what"
+        " is lost"
     ]
     for table in advice.tables:
         assert table.lookups and table.lookups_missed is not None
