@@ -179,6 +179,8 @@ def print_advice(advice: Advice, path: str, *, details: bool) -> None:
     if advice.auc is not None:
         before, after = advice.auc
         print(f"AUC: {before:.4f} now, {after:.4f} after")
+    for note in advice.notes:
+        print(prose(note))
     for name in advice.left_out:
         print(prose(f"left out: {shown(name)}: the model looks nothing up in it"))
     for table in advice.tables:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvtools.cast import FLOATS
+from kvtools.cli.clip_options import warn_unmatched
 from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import AsJson, DryRun, Force, no_standard_output
@@ -58,7 +59,7 @@ def run(
         str | None,
         typer.Option("--like", metavar="PATH", help="A checkpoint whose tables' keys and rows are those of training."),
     ] = None,
-    dim: Annotated[int | None, typer.Option("--dim", metavar="D", help="Numbers of a row, to tell bytes.")] = None,
+    dim: Annotated[int | None, typer.Option("--dim", metavar="D", help="Numbers of a row, to tell memory.")] = None,
     slots: Annotated[
         int, typer.Option("--slots", metavar="N", help="Optimizer slots of a row, each as wide as it: Adam has 2.")
     ] = 0,
@@ -78,7 +79,7 @@ def run(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what the policies of training would make of a log of ids: rows, bytes and hits, before a run uses them.
+    """Tell what the policies of training would make of a log of ids: rows, memory and hits, before a run uses them.
 
     Each --batch-size examples are a step: looked up, then updated, by the table engine itself, so that capacity,
     admission and ages do what they do in training, to the row. The hit rate is the share of lookups that find a row;
@@ -102,6 +103,7 @@ def run(
         if dim is not None or slots:
             raise UsageError("simulating: got --like and --dim or --slots, expected one of them")
         rows = {name: RowSize.of(table.schema) for name, table in open_checkpoint(like, OpenOptions()).tables.items()}
+        warn_unmatched(told, [*rows], policy)
     elif dim is not None:
         if dim < 1 or slots < 0 or value_dtype not in FLOATS:
             raise UsageError(
@@ -133,17 +135,17 @@ def run(
         return
     print_simulation(made, batch_size)
     if rows is None:
-        print(prose("bytes: not known, as nothing says how wide rows are; see --like and --dim"))
+        print(prose("memory: not known, as nothing says how wide rows are; see --like and --dim"))
     if csv_file is not None:
         print(f"nothing was written; {csv_file} would be" if dry_run else f"wrote {csv_file}")
 
 
 def print_simulation(made: Simulation, batch_size: int) -> None:
     """Print what became of each table, and its course."""
-    sized = any(table.bytes is not None for table in made.tables)
+    sized = any(table.memory_bytes is not None for table in made.tables)
     print(
         columns(
-            ["table", "lookups", "hit rate", "without", "keys", "rows", "at most", *(["bytes"] if sized else [])],
+            ["table", "lookups", "hit rate", "without", "keys", "rows", "at most", *(["memory"] if sized else [])],
             [
                 [
                     shown(table.table),
@@ -153,7 +155,7 @@ def print_simulation(made: Simulation, batch_size: int) -> None:
                     f"{table.keys:,}",
                     f"{table.rows:,}",
                     f"{table.most_rows:,}",
-                    *([size(table.bytes or 0)] if sized else []),
+                    *([size(table.memory_bytes or 0)] if sized else []),
                 ]
                 for table in made.tables
             ],

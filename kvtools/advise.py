@@ -25,12 +25,13 @@ from kvtools.dialects.schema import TableSchema, VersionUnit, row_bytes
 from kvtools.errors import BadInputError, UsageError
 from kvtools.export import choose_for_saved_model
 from kvtools.export_model import choose_for_model, has_custom_operations
-from kvtools.id_log import IdLog
+from kvtools.id_log import IdLog, unused_columns
 from kvtools.log_counts import LogCounts, columns_of_tables, count_lookups
 from kvtools.narrow_rows import bytes_of_values
 from kvtools.policy_text import Entry, pattern_of, policy_text
 from kvtools.row_errors import RowError, row_errors
 from kvtools.survey_rows import Cut, Survey, norm_thresholds, sample_of, survey_rows
+from kvtools.table_names import listed
 from kvtools.training_policy import Admission, TrainingPolicy
 
 Goal = Literal["serving", "training"]
@@ -66,7 +67,8 @@ class TableAdvice:
 
     `rows` and `bytes` are those of now, `kept` and `bytes_after` those that stay. Of `lookups` that find a row now
     `lookups_missed` will not; None where nobody counts. Of these, `lookups_of_zeros` find rows of zeros, which an
-    export leaves out, as a missing key gives the same: they lose nothing. `error` is what the rows lose as `dtype`.
+    export leaves out, as a missing key gives the same: they lose nothing. `counted_by` says whose lookups these are:
+    the "log"'s, or those of the checkpoint's frequencies, "freq". `error` is what the rows lose as `dtype`.
     """
 
     table: str
@@ -83,6 +85,7 @@ class TableAdvice:
     comments: Mapping[str, str]
     measures: Sequence[Measure] = field(repr=False)
     notes: Sequence[str] = ()
+    counted_by: Literal["log", "freq"] | None = None
 
     @property
     def bytes_saved(self) -> int:
@@ -102,8 +105,10 @@ class Advice:
     """What to do with the tables of a checkpoint, those that save the most first.
 
     `budget` is what was asked for, `over_budget` whether rows must go for it beyond what is advised anyway; then
-    `compared_by` says by what a budget compares them. `auc` is that of the log's labels, before and after.
-    `left_out` are tables that the command does not write: those that nothing of a whole model looks up.
+    `compared_by` says by which column of the checkpoint a budget compares them, a log's lookups are never what it
+    goes by. `auc` is that of the log's labels, before and after. `left_out` are tables that the command does not
+    write: those that nothing of a whole model looks up. `unused_columns` are those of the log that could be ids, and
+    are of no table; `notes` what else there is to know, a sentence each.
     """
 
     path: str
@@ -115,6 +120,8 @@ class Advice:
     auc: tuple[float, float] | None = None
     whole_model: bool = False
     left_out: Sequence[str] = ()
+    unused_columns: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     @property
     def bytes(self) -> int:
@@ -128,8 +135,11 @@ class Advice:
 
     @property
     def loss(self) -> float | None:
-        """The share of all lookups that will miss a row; None where no table's are counted."""
+        """The share of all lookups that will miss a row; None where no table's are counted, or some by a log and others
+        by frequencies: these do not add up."""
         counted = [table for table in self.tables if table.lookups is not None]
+        if len({table.counted_by for table in counted}) > 1:
+            return None
         lookups = sum(table.lookups or 0 for table in counted)
         lost = sum((table.lookups_missed or 0) - table.lookups_of_zeros for table in counted)
         return lost / lookups if lookups else None
@@ -181,7 +191,8 @@ def advise(
         checkpoint: an opened checkpoint, of any dialect.
         tables: the tables' names; all if empty.
         goal: what bytes are counted, and which command is meant.
-        budget: the bytes that all these tables together may have; rows go for it, the least looked up first.
+        budget: the bytes that all these tables together may have; rows go for it, those of the lowest frequency in the
+            checkpoint first, as the command has it, also where there is a log.
         log: ids that were looked up; what tables lose is the share of its lookups that find a row now. Without a log,
             and for tables of which it has none, rows' frequencies count.
         columns: COLUMN=TABLE, for columns of the log whose name is not that of their table.
@@ -219,15 +230,21 @@ def advise(
     names = [reader.schema.name for reader in readers]
     known = {reader.schema.name: reader for reader in readers}
     counts: dict[str, LogCounts] = {}
+    unused: list[str] = []
+    said: list[str] = []
     if log is not None:
         if log.of_lookups:
             known = dict(checkpoint.tables)
         counts = count_lookups(log, known, columns, progress=progress)
         if not any(name in names for name in counts):
             raise UsageError(f"{doing}: the log '{log.path}' looks nothing up in {', '.join(names[:8])}")
+        used = {*columns_of_tables(log, known, columns), *checkpoint.tables, labels}
+        unused = [name for name in log.features if name not in used]
+        sentence = unused_columns(log, [name for name in used if name is not None])
+        said += [sentence] if sentence else []
     whole_model = goal == "serving" and not tables and has_custom_operations(Path(checkpoint.path))
     plans = [
-        _plan(reader, goal, counts.get(reader.schema.name), max_loss, max_error, now, version_unit, progress)
+        _plan(reader, goal, log, counts.get(reader.schema.name), max_loss, max_error, now, version_unit, progress)
         for reader in readers
     ]
     policy = Policy(tuple(plan.rule() for plan in plans))
@@ -247,7 +264,31 @@ def advise(
         dtypes = {plan.schema.name: plan.dtype if goal == "serving" else None for plan in plans}
         auc = _auc(log, known, columns, labels, scorer, choices, counts, dtypes)
     made.sort(key=lambda table: (-table.bytes_saved, -table.bytes, table.table))
-    return Advice(str(checkpoint.path), goal, made, budget, over, compared_by, auc, whole_model, left_out)
+    sources = {table.counted_by for table in made if table.lookups is not None}
+    if len(sources) > 1:
+        by = {source: listed(table.table for table in made if table.counted_by == source) for source in ("log", "freq")}
+        said.append(
+            f"lookups lost of all tables are not told: those of {by['log']} are counted by the log, those of"
+            f" {by['freq']} by the checkpoint's frequencies, which do not add up"
+        )
+    if over and log is not None:
+        said.append(
+            f"the budget compares rows by {compared_by} in the checkpoint, as the command does, and not by the log,"
+            " which counts what is lost"
+        )
+    return Advice(str(checkpoint.path), goal, made, budget, over, compared_by, auc, whole_model, left_out, unused, said)
+
+
+def _not_in(log: IdLog, table: str, *, counted: bool) -> str:
+    """Say that a log has nothing of a table, what counts then, and the way out."""
+    what = "the log looks nothing up in it" if log.of_lookups else "the log has no column of it"
+    instead = (
+        "its lookups are counted by the checkpoint's frequencies"
+        if counted
+        else "what it costs to cut rows is not known"
+    )
+    way_out = "" if log.of_lookups else f"; --column COLUMN={table} says which it is"
+    return f"{what}: {instead}{way_out}"
 
 
 Chooser = Callable[[Policy], list[Choice]]
@@ -332,6 +373,7 @@ class _Plan:
 def _plan(
     reader: TableReader,
     goal: Goal,
+    log: IdLog | None,
     counts: LogCounts | None,
     max_loss: float,
     max_error: float,
@@ -352,7 +394,9 @@ def _plan(
         progress=progress,
     )
     notes = []
-    if survey.lookups is None:
+    if log is not None and counts is None:
+        notes.append(_not_in(log, schema.name, counted=bool(survey.lookups)))
+    elif survey.lookups is None:
         notes.append("it has no frequencies: what it costs to cut rows is not known; a log tells")
     elif not survey.lookups:
         notes.append("none of its rows was looked up: what it costs to cut rows is not known")
@@ -460,8 +504,14 @@ def _measures(
 
 def _advice(plan: _Plan, choice: Choice, goal: Goal, over_budget: bool) -> TableAdvice:
     lookups, missed = choice.lookups, choice.lookups_missed
+    notes = list(plan.notes)
     if plan.counts is not None:
         lookups, missed = _replayed(plan.reader, choice, plan.counts)
+        if over_budget and lookups and choice.lookups and choice.lookups_missed is not None:
+            notes.append(
+                f"the rows that go have {choice.lookups_missed / choice.lookups:.2%} of the lookups by the checkpoint's"
+                f" frequencies, and {missed / lookups:.2%} of the log's"
+            )
     fields = plan.fields()
     comments = {}
     for measure in plan.measures:
@@ -490,7 +540,8 @@ def _advice(plan: _Plan, choice: Choice, goal: Goal, over_budget: bool) -> Table
         fields,
         comments,
         plan.measures,
-        plan.notes,
+        notes,
+        None if lookups is None else "freq" if plan.counts is None else "log",
     )
 
 
@@ -557,6 +608,9 @@ def described(advice: Advice) -> dict[str, Any]:
         "budget": advice.budget,
         "over_budget": advice.over_budget,
         "compared_by": advice.compared_by,
+        "counted_by": sorted({table.counted_by for table in advice.tables if table.counted_by}),
+        "unused_columns": list(advice.unused_columns),
+        "notes": list(advice.notes),
         "left_out": list(advice.left_out),
         "auc": None if advice.auc is None else {"before": advice.auc[0], "after": advice.auc[1]},
         "tables": [

@@ -12,7 +12,7 @@ Unix seconds or Arrow timestamps, in the column `timestamp` or `time` unless ano
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -569,6 +569,20 @@ def features_of_tables(log: IdLog, wanted: Sequence[str], tables: Sequence[str] 
     return found
 
 
+def unused_columns(log: IdLog, used: Iterable[str], why: str = "no table has that name") -> str | None:
+    """Say which columns of whole numbers are of no table, and how they would be of one; None where there are none.
+
+    >>> unused_columns(IdLog("log.csv", ("user", "item")), ["user"])
+    "the log's column 'item' is not used: no table has that name; --column item=TABLE says whose ids it has"
+    """
+    taken = {*used}
+    left = [name for name in log.features if name not in taken]
+    if not left:
+        return None
+    what = f"column {_listed(left)} is" if len(left) == 1 else f"columns {_listed(left)} are"
+    return f"the log's {what} not used: {why}; --column {left[0]}=TABLE says whose ids it has"
+
+
 def check_table(log: IdLog, table: str, tables: Sequence[str] | None) -> None:
     """Raise `UsageError` where there is no such table; it names those that are near."""
     if tables is None or table in tables:
@@ -593,4 +607,14 @@ def as_keys(ids: Array, dtype: np.dtype[Any], doing: str) -> Array:
     return np.ascontiguousarray(ids.astype(dtype))
 
 
-__all__ = ["ARRAY", "IdLog", "Ids", "KvtoolsError", "LogBatch", "as_keys", "features_of_tables", "open_log"]
+__all__ = [
+    "ARRAY",
+    "IdLog",
+    "Ids",
+    "KvtoolsError",
+    "LogBatch",
+    "as_keys",
+    "features_of_tables",
+    "open_log",
+    "unused_columns",
+]

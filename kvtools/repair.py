@@ -15,7 +15,6 @@ so orphans, and rows in another part than theirs, are mended by writing. All els
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from kvtools.dialects.tfplugin import NAME as TFPLUGIN
 from kvtools.dialects.tfplugin import PART_RECORDS, part_records
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import run_all
-from kvtools.errors import BadInputError, KvtoolsError, UsageError
+from kvtools.errors import BadInputError, KvtoolsError, UnknownTableError, UsageError
 from kvtools.key_join import row_numbers, sorted_buckets
 from kvtools.merge import MergedTable
 from kvtools.migrate import Account, check_output, output_of, write_tables
@@ -44,6 +43,7 @@ from kvtools.partition import owners
 from kvtools.proven_rows import prove
 from kvtools.row_mask import RowMask
 from kvtools.row_norms import rows_not_finite
+from kvtools.table_names import is_pattern, listed, matching, near
 from kvtools.table_view import MaskedTable, TableView
 
 NanRule = Literal["drop", "zero", "default"]
@@ -65,7 +65,8 @@ class Repairs:
     """What becomes of rows that are wrong.
 
     nan         rows with a NaN or an infinity: dropped, or the column that has one becomes zeros, or what a new row has
-    nan_of      other rules for tables of these names; patterns, as file names have in a shell, the first that matches
+    nan_of      other rules for tables of these names; patterns, as file names have in a shell, the first that matches;
+                each is of some table that is mended
     duplicates  rows of one key: the last or the first stays, they are added up, or they are an error
     only        mend these kinds alone
     salvage     of what is damaged, keep what is proven good; else it is an error
@@ -95,7 +96,17 @@ class Repairs:
         """Return what becomes of rows of a table that are not finite; None where they stay."""
         if "nan" not in self.only:
             return None
-        return next((rule for pattern, rule in self.nan_of if fnmatch.fnmatchcase(table, pattern)), self.nan)
+        of_this = (rule for pattern, rule in self.nan_of if matching([pattern], [table])[0])
+        return next(of_this, self.nan)
+
+    def check_names(self, doing: str, tables: Sequence[str]) -> None:
+        """Raise `UnknownTableError` where a rule is of none of `tables`: misspelt, most likely."""
+        for pattern, rule in self.nan_of:
+            if not matching([pattern], tables)[0]:
+                what = "no table matches" if is_pattern(pattern) else "no such table among those to mend"
+                raise UnknownTableError(
+                    f"{doing}: --nan {pattern}={rule}: {what}; they are {listed(tables)}{near(pattern, tables)}"
+                )
 
 
 def _check_known(option: str, given: str, known: Sequence[str]) -> None:
@@ -177,6 +188,7 @@ def repair(
     Raises:
         BadInputError: a table cannot be read, and that is not to be salvaged; or a key stands twice, and that is an
             error; or there is no row to begin with in the place of one that is not finite.
+        UnknownTableError: there is no such table, or a rule is of none of those that are mended.
         CorruptFileError: the same, where bytes differ from their checksum.
         OutputError: `output` exists, or cannot be written.
 
@@ -199,6 +211,7 @@ def repair(
         raise BadInputError(f"{doing}: it has no key-value table that can be opened; see `kvtools inspect`")
     named = [name for name in tables if name not in checkpoint.broken]
     chosen = {table.schema.name for table in checkpoint.select(named)} if named or not tables else set()
+    repairs.check_names(doing, checkpoint.names_of(tables) if tables else [*checkpoint.tables, *checkpoint.broken])
     refuse_increments(doing, list(checkpoint.tables.values()))
     check_output(output_of(output, to, [checkpoint]), to, force=options.force)
     written: list[TableReader] = []

@@ -1,13 +1,13 @@
-"""What the policies of training would do to a log of ids: rows, bytes and hits over time, before a run uses them.
+"""What the policies of training would do to a log of ids: rows, memory and hits over time, before a run uses them.
 
 The log is fed to the table engine itself, with rows of one number: a batch is looked up as training does it, and
-updated as an optimizer does it. So evictions, admission and ages are those of training, to the row. Bytes are counted
-for rows as wide as training's.
+updated as an optimizer does it. So evictions, admission and ages are those of training, to the row. Memory is that
+of a table with rows as wide as training's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,8 @@ from kvtools.dialects.chunk import Array
 from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.errors import UsageError
-from kvtools.id_log import ARRAY, IdLog, LogBatch, as_keys, check_table, features_of_tables
+from kvtools.id_log import ARRAY, IdLog, LogBatch, as_keys, check_table, features_of_tables, unused_columns
+from kvtools.table_names import is_pattern, listed, matching, near
 from kvtools.training_policy import FIELDS, KEEP_BY, TrainingPolicy
 
 _MOST_MOMENTS = 128
@@ -46,8 +47,9 @@ class Moment:
     """What a table was like after a step, and what it did since the moment before.
 
     `lookups`, `hits` (they found a row), `hits_without` (they would have found one, were there no policies), `evicted`
-    and `expired` count since then; `rows`, `waiting` (keys that are counted, and have no row), `bytes` (rows, index and
-    what the policies keep beside them; None where the width of a row is not known) are of this moment.
+    and `expired` count since then; `rows`, `waiting` (keys that are counted, and have no row), `memory_bytes`
+    (what the table takes in training: rows, their index and what the policies keep beside them, more than the rows take
+    in a file; None where the width of a row is not known) are of this moment.
     """
 
     step: int
@@ -57,7 +59,7 @@ class Moment:
     hits: int
     hits_without: int
     rows: int
-    bytes: int | None
+    memory_bytes: int | None
     waiting: int
     evicted: int
     expired: int
@@ -81,8 +83,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class TableRun:
-    """What became of a table: `keys` are how many different ones the log has; of rows and bytes also the most there
-    were.
+    """What became of a table: `keys` are how many different ones the log has; of rows and memory also the most
+    there was.
 
     `stale` rows of those at the end are past their age: no lookup finds them, and nothing has collected them yet.
     """
@@ -96,8 +98,8 @@ class TableRun:
     keys: int
     rows: int
     most_rows: int
-    bytes: int | None
-    most_bytes: int | None
+    memory_bytes: int | None
+    most_memory_bytes: int | None
     waiting: int
     evicted: int
     expired: int
@@ -185,7 +187,7 @@ class SimulatedTable:
         self._save_every = save_every
         self._room = 0
         self.steps = self.lookups = self.hits = self.hits_without = self.most_rows = 0
-        self.most_bytes: int | None = None
+        self.most_memory_bytes: int | None = None
 
     @property
     def keys(self) -> int:
@@ -198,8 +200,8 @@ class SimulatedTable:
         return len(self.table)
 
     @property
-    def bytes(self) -> int | None:
-        """The bytes that the table would take in training, what it keeps beside its rows included."""
+    def memory_bytes(self) -> int | None:
+        """The memory that the table would take in training, what it keeps beside its rows included."""
         if self.row.bytes is None:
             return None
         memory = self.table.memory()
@@ -309,9 +311,9 @@ class _Course:
             after - before for after, before in zip(now, self._since, strict=True)
         )
         self._since = now
-        size = table.bytes
+        size = table.memory_bytes
         if size is not None:
-            table.most_bytes = max(size, table.most_bytes or 0)
+            table.most_memory_bytes = max(size, table.most_memory_bytes or 0)
         waiting = table.table.waiting_keys
         rows = table.rows
         self.moments.append(
@@ -325,7 +327,7 @@ class _Course:
             table.table.expired_rows,
             table.table.waiting_keys,
         )
-        rows, size = table.rows, table.bytes
+        rows, size = table.rows, table.memory_bytes
         return TableRun(
             table.name,
             table.training,
@@ -337,7 +339,7 @@ class _Course:
             rows,
             table.most_rows,
             size,
-            None if size is None else max(size, table.most_bytes or 0),
+            None if size is None else max(size, table.most_memory_bytes or 0),
             waiting,
             evicted,
             expired,
@@ -368,7 +370,8 @@ def simulate(
         progress: called with (the log, percent read, 100).
 
     Raises:
-        UsageError: no table of the log has a policy, a column or table is not there, or training would refuse a batch.
+        UsageError: no table of the log has a policy, a table that the policy names has no column, a column or table is
+            not there, or training would refuse a batch.
         BadInputError: something in the log is no id, or it is empty.
 
     Example:
@@ -380,7 +383,8 @@ def simulate(
     if batch_size < 1:
         raise UsageError(f"simulating: got a batch of {batch_size} examples, expected 1 or more")
     known = [*rows] if isinstance(rows, Mapping) else None
-    table_of = _table_of_columns(policy, log, columns, known)
+    replayed = _replayed(policy, log, columns, known)
+    table_of = replayed.table_of
     clock = None if log.time_column is None else np.ones(1, np.uint64)
     courses: dict[str, _Course | None] = {}
 
@@ -421,54 +425,111 @@ def simulate(
             course.end(step, latest, examples)
             runs.append(course.run())
     if not runs:
-        raise _no_policy(log, list(courses))
-    return Simulation(runs, step, examples, _notes(runs, log, save_every))
+        raise _no_policy(policy, log, list(courses))
+    notes = [*replayed.notes, *(_not_looked_up(policy, courses) if log.of_lookups else ())]
+    return Simulation(runs, step, examples, [*notes, *_notes(runs, log, save_every)])
 
 
-def _table_of_columns(
-    policy: Policy, log: IdLog, columns: Sequence[str], known: Sequence[str] | None
-) -> dict[str, str]:
-    """Return by column whose ids it has, of the tables that have a policy."""
+def _not_looked_up(policy: Policy, tables: Iterable[str]) -> list[str]:
+    """Say of which tables that a policy names a log of lookups has none."""
+    there = [*tables]
+    return [
+        f"not replayed: {name}: the log looks nothing up in it, but in {listed(there)}{near(name, there)}"
+        for name in _named(policy)
+        if name not in there and not policy.training(name).empty
+    ]
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    """Which columns of a log are replayed, by column whose ids it has, and a sentence each on what is left out."""
+
+    table_of: dict[str, str]
+    notes: list[str]
+
+
+def _replayed(policy: Policy, log: IdLog, columns: Sequence[str], known: Sequence[str] | None) -> _Replayed:
+    """Return the columns of the tables that have a policy; nothing of a log of lookups, which says so by itself.
+
+    Raises:
+        UsageError: a column that is not there, a table without a policy, or a policy without a column.
+    """
     found = features_of_tables(log, columns, known)
     if log.of_lookups:
-        return {}
-    for table in found.values() if columns else ():
-        if known is None and policy.training(table).empty:
-            raise _no_policy(log, [table])
-    if known is None:
-        named = {name for rule in policy.rules for name in rule.patterns if not any(c in name for c in "*?[")}
-        taken = set(found.values())
-        if log.features == (ARRAY,) and not found:
-            if len(named) != 1:
-                raise UsageError(
-                    f"simulating: the log '{log.path}' is an array of ids, and nothing says of which table; say"
-                    f" --column"
-                    f" {ARRAY}=TABLE"
-                )
-            return {ARRAY: named.pop()}
-        for name in sorted(named - taken):
-            if not policy.training(name).empty:
-                found[log.feature(name)] = name
-        found |= {name: name for name in log.features if name not in found and not policy.training(name).empty}
-    elif log.features == (ARRAY,) and not found:
-        if len(known) != 1:
+        return _Replayed({}, [])
+    for table in found.values() if columns and known is None else ():
+        if policy.training(table).empty:
+            raise _no_policy(policy, log, [table])
+    named = [name for name in _named(policy) if not policy.training(name).empty]
+    whole_array = log.features == (ARRAY,)
+    if whole_array and not found:
+        of = named if known is None else [*known]
+        if len(of) != 1:
             raise UsageError(
                 f"simulating: the log '{log.path}' is an array of ids, and nothing says of which table; say --column"
                 f" {ARRAY}=TABLE"
             )
-        found = {ARRAY: known[0]}
+        found = {ARRAY: of[0]}
+    if known is None:
+        found |= {name: name for name in log.features if name not in found and not policy.training(name).empty}
+    used = [*found] if known is None else [*found, *known]
     chosen = {column: table for column, table in found.items() if not policy.training(table).empty}
+    notes = []
+    for table in (name for name in named if known is None or name in known):
+        if table in chosen.values():
+            continue
+        if not whole_array:
+            raise _no_column(log, table, [name for name in log.features if name not in used])
+        notes.append(f"not replayed: {table}: the log is an array of the ids of {next(iter(found.values()))} alone")
     if not chosen:
-        raise _no_policy(log, list(found.values()) or list(log.features))
-    return chosen
+        raise _no_policy(policy, log, list(found.values()) or list(log.features))
+    without = [
+        table
+        for table in known or ()
+        if table not in chosen.values() and table not in named and not policy.training(table).empty
+    ]
+    if without:
+        way_out = f"; --column COLUMN={without[0]} says which it is"
+        notes.append(f"not replayed: {listed(without)}: the log has no column of that name{way_out}")
+    for rule in policy.rules if known is None else ():
+        for pattern in rule.patterns:
+            if is_pattern(pattern) and not rule.training.empty and not matching([pattern], chosen.values())[0]:
+                notes.append(f"not replayed: '{pattern}': it matches no column of the log; see --column")
+    why = "the policy has no entry of that name" if known is None else "no table has that name"
+    unused = unused_columns(log, used, why)
+    return _Replayed(chosen, [*notes, unused] if unused else notes)
 
 
-def _no_policy(log: IdLog, tables: Sequence[str]) -> UsageError:
-    shown = ", ".join(f"'{name}'" for name in list(tables)[:8]) or "none"
+def _named(policy: Policy) -> list[str]:
+    """Return the tables that a policy has by name, and not by a pattern."""
+    return [name for rule in policy.rules for name in rule.patterns if not is_pattern(name)]
+
+
+def _no_column(log: IdLog, table: str, unused: Sequence[str]) -> UsageError:
+    if table in log.others:
+        return UsageError(f"reading the log '{log.path}': {log.why_no_ids(table)}")
+    there = f", but {listed(log.features)}" if log.features else ""
+    guess = near(table, log.features)
+    column = unused[0] if len(unused) == 1 else "COLUMN"
     return UsageError(
-        f"simulating the log '{log.path}': the policy says nothing of training for its tables ({shown}); the fields are"
-        f" {', '.join(FIELDS)}"
+        f"simulating the log '{log.path}': it has no column '{table}'{there}{guess}{' The' if guess else '; the'}"
+        f" policy has an entry for this table: --column {column}={table} says which column has its ids; or take"
+        " the entry out"
     )
+
+
+def _no_policy(policy: Policy, log: IdLog, tables: Sequence[str]) -> UsageError:
+    doing = f"simulating the log '{log.path}'"
+    fields = f"the fields are {', '.join(FIELDS)}"
+    without = [name for name in tables if not policy.rule(name).patterns]
+    there = [pattern for rule in policy.rules if not rule.training.empty for pattern in rule.patterns]
+    if without and there:
+        return UsageError(
+            f"{doing}: the policy has no entry for {'a table' if len(without) == 1 else 'tables'} {listed(without)},"
+            f" but for {listed(there)}{near(without[0], there)}"
+        )
+    shown = listed(tables) if tables else "none"
+    return UsageError(f"{doing}: the policy says nothing of training for its tables ({shown}); {fields}")
 
 
 def _notes(runs: Sequence[TableRun], log: IdLog, save_every: int) -> list[str]:
@@ -519,8 +580,8 @@ def described(run: TableRun) -> dict[str, Any]:
         "distinct_keys": run.keys,
         "rows": run.rows,
         "most_rows": run.most_rows,
-        "bytes": run.bytes,
-        "most_bytes": run.most_bytes,
+        "memory_bytes": run.memory_bytes,
+        "most_memory_bytes": run.most_memory_bytes,
         "waiting": run.waiting,
         "evicted": run.evicted,
         "expired": run.expired,

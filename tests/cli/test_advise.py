@@ -72,7 +72,7 @@ def test_a_course_as_csv_and_json(folder: Path, capsys: Capture) -> None:
     assert len(rows) == len(table["moments"]) == 50
     assert sum(int(row["lookups"]) for row in rows) == table["lookups"] == 500
     assert [int(row["rows"]) for row in rows] == [moment["rows"] for moment in table["moments"]]
-    assert int(rows[-1]["bytes"]) == table["bytes"] > table["rows"] * 32
+    assert int(rows[-1]["memory_bytes"]) == table["memory_bytes"] > table["rows"] * 32
     assert main(line.split()) == 1
     assert "course.csv' exists" in capsys.readouterr().err
     assert main([*line.split(), "--force"]) == 0
@@ -100,3 +100,12 @@ def test_bad_usage_is_told(folder: Path, capsys: Capture, line: str, status: int
     np.save(folder / "floats.npy", np.ones(3))
     assert main(line.split()) == status
     assert message in capsys.readouterr().err
+
+
+def test_a_name_of_a_policy_that_no_table_has_is_warned_of(folder: Path, capsys: Capture) -> None:
+    text = (folder / "policy.toml").read_text()
+    (folder / "both.toml").write_text(text + '\n[[tables]]\nname = "usr_emb"\nmax-capacity = 5\n')
+    assert main(["simulate", "both.toml", "ids.parquet", "--like", "model.ckpt-100"]) == 0
+    out, err = capsys.readouterr()
+    assert "'usr_emb' in 'both.toml' matches no table" in err
+    assert out.splitlines()[0].split()[-1] == "memory"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kvtools
-from kvtools.advise import advise
+from kvtools.advise import advise, described
 from kvtools.array_table import ArrayTable
 from kvtools.auc import area_under_curve, dot_products, scorer_named
 from kvtools.clip import write_chosen
@@ -175,6 +175,40 @@ def test_a_log_tells_what_is_lost(model: Checkpoint, log: str, tmp_path: Path) -
     assert told["user"].notes == [f"the log looks {never:,} of its 3,000 rows up never"]
     # The log names no column for the other table: its frequencies count.
     assert told["ads/item[1]"].lookups == int(model.table("ads/item[1]").to_numpy().freqs.sum())
+
+
+def test_a_table_without_a_column_of_the_log_is_told(model: Checkpoint, log: str) -> None:
+    advice = advise(model, goal="training", log=open_log(log))
+    told = {table.table: table for table in advice.tables}
+    assert {name: table.counted_by for name, table in told.items()} == {"user": "log", "ads/item[1]": "freq"}
+    assert told["ads/item[1]"].notes == [
+        "the log has no column of it: its lookups are counted by the checkpoint's frequencies;"
+        " --column COLUMN=ads/item[1] says which it is"
+    ]
+    assert advice.unused_columns == ["seen"] and advice.loss is None
+    assert advice.notes == [
+        "the log's column 'seen' is not used: no table has that name; --column seen=TABLE says whose ids it has",
+        "lookups lost of all tables are not told: those of 'user' are counted by the log, those of 'ads/item[1]' by"
+        " the checkpoint's frequencies, which do not add up",
+    ]
+    record = described(advice)
+    assert (record["counted_by"], record["unused_columns"], record["lookups_lost"]) == (["freq", "log"], ["seen"], None)
+    assert [table["counted_by"] for table in record["tables"]] == [table.counted_by for table in advice.tables]
+    whole = advise(model, goal="training", log=open_log(log), columns=["seen=ads/item[1]"])
+    assert {table.counted_by for table in whole.tables} == {"log"} and whole.loss is not None
+    assert (whole.unused_columns, whole.notes) == ([], [])
+
+
+def test_a_budget_says_that_it_does_not_go_by_the_log(model: Checkpoint, log: str) -> None:
+    advice = advise(model, goal="training", log=open_log(log), columns=["seen=ads/item[1]"], budget=60_000)
+    assert advice.over_budget and advice.compared_by == "freq"
+    assert advice.notes == [
+        "the budget compares rows by freq in the checkpoint, as the command does, and not by the log, which counts what"
+        " is lost"
+    ]
+    for table in advice.tables:
+        assert table.lookups and table.lookups_missed is not None
+        assert table.notes[-1].endswith(f"and {table.lookups_missed / table.lookups:.2%} of the log's")
 
 
 def read_policy_of(text: str, folder: Path) -> Any:

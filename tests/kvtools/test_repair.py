@@ -182,6 +182,31 @@ def test_a_rule_of_a_table_and_kinds(tmp_path: Path) -> None:
     same_bits(mended.table("ads/a").to_numpy(), named["ads/a"].to_numpy())
 
 
+@pytest.mark.parametrize("dry", [False, True])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("usr", r"--nan usr=zero: no such table.*; they are 'ads/a', 'user'; did you mean 'user'\?"),
+        ("adz/*", r"--nan adz/\*=zero: no table matches; they are 'ads/a', 'user'"),
+    ],
+)
+def test_a_rule_of_no_table_is_an_error(name: str, message: str, dry: bool, tmp_path: Path) -> None:
+    values = bad_table().to_numpy().values
+    assert values is not None
+    named = [ArrayTable(table, KEYS, values) for table in ("ads/a", "user")]
+    write_tables(named, tmp_path / "a.npz", "npz")
+    line = ["repair", str(tmp_path / "a.npz"), str(tmp_path / "b.npz"), "--nan", f"{name}=zero"]
+    status, out, err = run(*line, *(["--dry-run"] if dry else []))
+    assert (status, out) == (1, "") and re.search(message, err)
+    assert not (tmp_path / "b.npz").exists()
+    # A table that is not to be mended is none that a rule could be of.
+    status, _, err = run(*line[:3], "--table", "user", "--nan", "ads/a=zero")
+    assert status == 1 and "--nan ads/a=zero: no such table among those to mend; they are 'user'" in err
+    checkpoint = Checkpoint(tmp_path / "a", "npz", {"a[1]": ArrayTable("a[1]", KEYS, values)})
+    (one,) = repair(checkpoint, tmp_path / "c.npz", Repairs(nan_of=(("a[1]", "zero"),))).tables
+    assert (one.dropped, one.replaced) == (0, 2)
+
+
 def same_bits(got: Chunk, expected: Chunk) -> None:
     np.testing.assert_array_equal(got.keys, expected.keys)
     for name, column in columns_of(expected).items():

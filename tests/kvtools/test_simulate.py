@@ -180,7 +180,7 @@ def test_bytes_are_those_of_a_table_with_rows_of_that_width(tmp_path: Path) -> N
     memory = real.memory()
     (table,) = run.tables
     assert (table.rows, table.keys) == (len(real), len(np.unique(ids)))
-    assert table.bytes == memory["row_bytes"] + memory["index_bytes"] + memory["column_bytes"]
+    assert table.memory_bytes == memory["row_bytes"] + memory["index_bytes"] + memory["column_bytes"]
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
@@ -247,7 +247,11 @@ def test_what_is_not_replayed_is_said(tmp_path: Path) -> None:
         ({"user": ["a", "b"]}, {}, "column 'user' holds strings, and ids are whole numbers"),
         ({"usr": [1, 2]}, {}, "it has no column 'user', but 'usr'; did you mean 'usr'?"),
         ({"user": [1, 2]}, {"columns": ["user"]}, "got --column user, expected COLUMN=TABLE"),
-        ({"user": [1, 2]}, {"columns": ["user=usr"]}, "says nothing of training for its tables ('usr')"),
+        (
+            {"user": [1, 2]},
+            {"columns": ["user=usr"]},
+            "the policy has no entry for a table 'usr', but for 'user'; did you mean",
+        ),
         ({"user": [1, 2]}, {"columns": ["item=user"]}, "it has no column 'item', but 'user'"),
         ({"user": [2**40, 2]}, {"rows": {"user": RowSize("int32", 4)}}, "id 1099511627776 is no int32 key"),
         ({"user": [1, 2], "time": [1, 1_700_000_000_000]}, {}, "has the time 1700000000000, expected Unix seconds"),
@@ -299,3 +303,41 @@ def test_policies_that_no_log_can_be_replayed_through() -> None:
         SimulatedTable("t", TrainingPolicy.of({"max-capacity": 3, "eviction": "custom"}, "p"))
     with pytest.raises(UsageError, match="needs times, and the log has none"):
         SimulatedTable("t", TrainingPolicy.of({"expire-after": "30d"}, "p"))
+
+
+def test_a_table_of_the_policy_without_a_column_is_told(tmp_path: Path) -> None:
+    log = open_log(write_log(tmp_path / "log.parquet", user=[1, 2, 1], item=[5, 5, 6]))
+    told = {"max-capacity": 9}
+    known = {"user": RowSize("int64", 4), "ads/emb": RowSize("int64", 4)}
+    both = policy_of(**{"user": told, "ads/emb": told})
+    message = "no column 'ads/emb', but 'user', 'item'; the policy has an entry for this table: --column item=ads/emb"
+    for rows in (None, known):
+        with pytest.raises(UsageError, match=message):
+            simulate(both, log, rows=rows)
+        run = simulate(both, log, rows=rows, columns=["item=ads/emb"])
+        assert {table.table for table in run.tables} == {"user", "ads/emb"} and run.notes == []
+    unused = "the log's column 'item' is not used: {}; --column item=TABLE says whose ids it has"
+    pattern = policy_of(**{"user": told, "ads/*": told})
+    assert simulate(pattern, log, rows=known).notes == [
+        "not replayed: 'ads/emb': the log has no column of that name; --column COLUMN=ads/emb says which it is",
+        unused.format("no table has that name"),
+    ]
+    assert simulate(pattern, log).notes == [
+        "not replayed: 'ads/*': it matches no column of the log; see --column",
+        unused.format("the policy has no entry of that name"),
+    ]
+
+
+def test_a_column_of_a_table_without_an_entry_is_told(tmp_path: Path) -> None:
+    log = open_log(write_log(tmp_path / "log.parquet", user=[1, 2], item=[5, 6]))
+    policy = policy_of(**{"user": {"max-capacity": 9}, "ads/emb": {"max-capacity": 9}})
+    with pytest.raises(UsageError, match="the policy has no entry for a table 'nope', but for 'user', 'ads/emb'"):
+        simulate(policy, log, columns=["user=nope"])
+
+
+def test_a_log_of_lookups_without_a_table_of_the_policy(tmp_path: Path) -> None:
+    log = open_log(write_log(tmp_path / "log.parquet", table=["user", "item"], key=[1, 1]))
+    run = simulate(policy_of(user={"max-capacity": 9}, itm={"max-capacity": 9}), log)
+    assert run.notes == [
+        "not replayed: itm: the log looks nothing up in it, but in 'user', 'item'; did you mean 'item'?"
+    ]
