@@ -121,7 +121,9 @@ def test_a_colour_that_is_none_is_named(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     {
-        "get sample --where freq>9 --where freq<11": "got --where 2 times, expected it once; join conditions with `and`",
+        "get sample --where freq>9 --where freq<11": (
+            "got --where 2 times, expected it once; join conditions with `and`"
+        ),
         "clip sample o.ckpt --drop-where=freq<3 --drop-where norm<1": (
             "got --drop-where 2 times, expected it once; join conditions with `or`"
         ),
@@ -140,5 +142,6 @@ def test_an_option_for_one_value_is_given_once(line: str, said: str, capsys: Cap
 
 
 def test_options_for_several_values_and_flags_may_come_again(capsys: Capture) -> None:
-    assert main("get sample 5 42 --table ads/emb --table user_emb --json --json -q -q".split()) == 0
+    line = "get sample 5 42 --table ads/emb --table user_emb --json --json -q -q"
+    assert main(line.split()) == 0
     assert {row["table"] for row in json.loads(capsys.readouterr().out)["rows"]} <= {"ads/emb", "user_emb"}
