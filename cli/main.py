@@ -18,6 +18,7 @@ import typer
 from kvtools import __version__
 from kvtools.cli.option_groups import with_single_options
 from kvtools.cli.remote_arguments import with_local_paths
+from kvtools.cli.repeated_options import Command
 from kvtools.cli.shared_options import Color, Quiet, StringKeys, command_of, is_quiet, own_options, with_shared_options
 from kvtools.cli.signals import SignalError, ended_by_signals
 from kvtools.cli.standard_output import RefusedOutputError, give_up_output, open_standard_files, standard_output
@@ -85,7 +86,7 @@ def build_app(*requested: str) -> typer.Typer:
         command: Callable[..., None] = _not_loaded
         if name in requested:
             command = with_shared_options(with_single_options(importlib.import_module(_module(name)).run))
-        app.command(name, short_help=summary)(command)
+        app.command(name, short_help=summary, cls=Command)(command)
     return app
 
 

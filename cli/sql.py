@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtools.cli.json_text import dumps
+from kvtools.cli.json_text import dumps, string_keys
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import DEFAULT_MEMORY, AsJson, DryRun, Force, Memory, Source, bytes_of, no_standard_output
 from kvtools.cli.progress import progress_bar
@@ -93,7 +93,7 @@ def run(
                 query(sources, text, memory=bytes_of(memory), threads=threads, progress=progress)
             )
             if output is not None:
-                rows = write_result(result, Path(output), force=force, dry_run=dry_run)
+                rows = write_result(result, Path(output), force=force, dry_run=dry_run, wide_as_text=string_keys())
                 if as_json:
                     print(dumps({"output": output, "rows": rows, "dry_run": dry_run}))
                 else:
@@ -111,7 +111,7 @@ def _print(result: QueryResult, batches: Iterator[Any], as_json: bool, rows_as_j
     elif rows_as_json:
         labels = column_labels(result)
         for batch in batches:
-            for line in json_lines(batch, labels, dumps):
+            for line in json_lines(batch, labels, dumps, wide_as_text=string_keys()):
                 print(line)
     elif as_csv:
         write_bytes(csv_header(result).encode())
@@ -180,7 +180,7 @@ def _print_json(result: QueryResult, batches: Iterator[Any]) -> None:
     sys.stdout.write(f'{{"columns": {json.dumps(types)}, "rows": [')
     between = ""
     for batch in batches:
-        for line in json_lines(batch, labels, dumps):
+        for line in json_lines(batch, labels, dumps, wide_as_text=string_keys()):
             sys.stdout.write(between + line)
             between = ", "
     print("]}")

@@ -18,7 +18,7 @@ from kvtools.dialects.interface import TableReader
 from kvtools.errors import CheckFailedError, UsageError
 from kvtools.get import ChosenRows, ColumnChoice, read_rows
 from kvtools.row_filter import condition_of
-from kvtools.top import Top, overall, ranking, top_rows
+from kvtools.top import BUILT_IN, Top, overall, ranking, top_rows
 
 
 def run(
@@ -84,7 +84,9 @@ def run(
     for top in tops:
         if top.without:
             rows = "1 row has" if top.without == 1 else f"{top.without:,} rows have"
-            print(f"kvtools: {shown(top.table)}: {rows} no number to compare (NaN): left out", file=sys.stderr)
+            print(
+                f"kvtools: {shown(top.table)}: {rows} no number to compare ({_reason(by)}): left out", file=sys.stderr
+            )
     first = overall(tops, limit, ascending=ascending) if together else None
     if first is not None:
         tops = [_only(top, [at for of, at in first if of == which]) for which, top in enumerate(tops)]
@@ -98,6 +100,13 @@ def run(
         print_rows(found, forms, choice, tables[0] if tables else None, by=by)
     if not any(len(top.rows) for top in tops):
         raise typer.Exit(CheckFailedError.exit_code)
+
+
+def _reason(by: str) -> str:
+    """Return why a row may have no number."""
+    if by in BUILT_IN:
+        return "NaN"
+    return "NULL or NaN; value[n] is NULL where rows have no nth number" if "[" in by else "NULL or NaN"
 
 
 def _only(top: Top, at: Sequence[int]) -> Top:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -164,6 +164,8 @@ def table_from_arrays(
         raise UsageError(
             f"{doing}: got {parts} parts by rule '{partition}', expected 1 or more, by {' or '.join(RULES)}"
         )
+    if version_unit not in get_args(VersionUnit):
+        raise UsageError(f"{doing}: got version_unit {version_unit!r}, expected {', '.join(get_args(VersionUnit))}")
     keys = _array(doing, "keys", keys, _KEY_DTYPES, ("n",), None)
     n = len(keys)
     values = _array(doing, "values", values, _VALUE_DTYPES, ("n", "dim"), n)

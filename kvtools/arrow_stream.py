@@ -7,6 +7,7 @@ as they lie. float16 and bfloat16, which DuckDB and Arrow have not, are the floa
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -39,4 +40,9 @@ def stream_schema(table: TableReader) -> Any:
 
 
 def _columns(table: TableReader) -> list[QueryColumn]:
-    return [column for column in query_columns(table.schema) if not column.computed]
+    stored = {"freq": table.schema.freq_dtype, "version": table.schema.version_dtype}
+    return [
+        dataclasses.replace(column, dtype=stored.get(column.kind) or column.dtype)
+        for column in query_columns(table.schema)
+        if not column.computed
+    ]

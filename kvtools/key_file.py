@@ -20,6 +20,7 @@ _BLOCK = 1 << 22
 _LONGEST_KEY = 40
 _LONGEST_LINE = 1 << 16
 _NPY = b"\x93NUMPY"
+_ZIP = b"PK\x03\x04"
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _COMMENT = re.compile(rb"#[^\r\n]*")
@@ -117,6 +118,11 @@ def read_keys(file: BinaryIO, source: str) -> Iterator[Array]:
     if rest == _NPY:
         yield _read_npy(rest + file.read(), source)
         return
+    if rest.startswith(_ZIP):
+        raise BadInputError(
+            f"reading keys from {source}: it is a zip archive, as .npz is, expected text or .npy; write its keys alone:"
+            " np.save('keys.npy', keys)"
+        )
     if rest.startswith(_UTF16):
         raise BadInputError(f"reading keys from {source}: it is in UTF-16, expected UTF-8: `iconv -f UTF-16`")
     rest = rest.removeprefix(_BOM)
@@ -124,6 +130,8 @@ def read_keys(file: BinaryIO, source: str) -> Iterator[Array]:
     while True:
         block = file.read(_BLOCK)
         text = rest + block
+        if b"\0" in text:
+            raise BadInputError(f"reading keys from {source}: it is binary, expected text or .npy")
         end = _whole_part(text) if block else len(text)
         if len(text) - end > _LONGEST_LINE:
             raise BadInputError(f"reading keys from {source}: line {line} is too long, expected 64-bit integers")

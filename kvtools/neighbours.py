@@ -117,7 +117,7 @@ def nearest(
 
     Raises:
         BadInputError: the vectors have another width than the rows, or are not finite, or have no direction.
-        UsageError: k is less than 1.
+        UsageError: k is less than 1, or there is no such metric.
 
     Example:
         >>> from kvtools.array_table import ArrayTable
@@ -127,6 +127,7 @@ def nearest(
         ([7, 5], [0.949, 0.894])
     """
     doing = f"looking for neighbours in table '{table.schema.name}'"
+    metric = metric_named(metric)
     vectors = np.asarray(vectors)
     if k < 1:
         raise UsageError(f"{doing}: got k {k}, expected 1 or more")

@@ -27,6 +27,7 @@ class RowMask:
 
     def __init__(self, part_rows: Sequence[int], *, memory: int, kept: bool = False) -> None:
         """Make a mask that keeps all rows, or none; above a quarter of `memory` its bits go to a temporary file."""
+        self._part_rows, self._memory = tuple(part_rows), memory
         self._starts = np.cumsum([0, *part_rows])  # the first row of each part, counted along all parts
         # Each part begins a word of its own, so that no two threads write one byte.
         words = [-(-rows // (8 * _WORD)) for rows in part_rows]
@@ -39,6 +40,20 @@ class RowMask:
                 self._bits[first : first + rows // 8] = 255
                 if rows % 8:
                     self._bits[first + rows // 8] = (1 << rows % 8) - 1
+
+    def others(self) -> RowMask:
+        """Return a mask that keeps the rows that this one does not.
+
+        >>> mask = RowMask([3, 2], memory=1 << 20)
+        >>> mask.put(0, 0, np.array([True, False, True]))
+        >>> mask.others().kept_rows()
+        (1, 2)
+        """
+        others = RowMask(self._part_rows, memory=self._memory, kept=True)
+        step = 1 << 20
+        for start in range(0, len(self._bits), step):
+            others._bits[start : start + step] ^= self._bits[start : start + step]
+        return others
 
     def put(self, part: int, start: int, kept: npt.NDArray[np.bool_]) -> None:
         """Keep rows from `start` of a part where `kept` [n] is true; the rows were not kept before."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +156,7 @@ def split(
 
     Raises:
         OutputError: a piece exists already, or cannot be written; the pieces before it are there.
-        BadInputError: there is nothing to split.
+        BadInputError: there is nothing to split; or a table changed meanwhile, so that its pieces are not its rows.
 
     Example:
         ```python
@@ -177,8 +178,13 @@ def split(
     if by.kind == "rows" and len(names) > 1:
         _check_checksums(chosen, progress)
     accounts = []
+    masks: dict[str, RowMask] = {}
+    rows: Counter[str] = Counter()
     for number, (name, path) in enumerate(zip(names, paths, strict=True)):
-        pieces = _pieces(chosen, by, number, options.memory, workers)
+        pieces = _pieces(chosen, by, number, options.memory, workers, masks)
+        rows.update({piece.schema.name: piece.rows for piece in pieces})
+        if number == len(names) - 1:
+            _check_sums(chosen, rows, checkpoint, path)
         accounts.append(
             write_tables(
                 pieces if by.kind == "table" or number == 0 else [WithoutLists(piece) for piece in pieces],
@@ -214,8 +220,27 @@ def piece_names(tables: Sequence[TableReader], by: By) -> list[str]:
     return [f"{by.kind}-{number:05d}-of-{count:05d}" for number in range(count)]
 
 
-def _pieces(tables: Sequence[TableReader], by: By, number: int, memory: int, workers: int | None) -> list[TableReader]:
-    """Return the tables of piece `number`."""
+def _check_sums(tables: Sequence[TableReader], rows: Counter[str], checkpoint: Checkpoint, last: str) -> None:
+    """Raise `BadInputError` where the pieces of a table have not the rows that it has."""
+    for table in tables:
+        name = table.schema.name
+        if rows[name] != table.rows:
+            raise BadInputError(
+                f"splitting '{checkpoint.path}': table '{name}' has {table.rows:,} rows, and its pieces"
+                f" {rows[name]:,}: it changed while it was read; '{last}' is not written, and the pieces before it"
+                " are no good"
+            )
+
+
+def _pieces(
+    tables: Sequence[TableReader],
+    by: By,
+    number: int,
+    memory: int,
+    workers: int | None,
+    masks: dict[str, RowMask],
+) -> list[TableReader]:
+    """Return the tables of piece `number`; `masks` keeps what one piece tells of the next."""
     if by.kind == "table":
         return [tables[number]]
     if by.kind == "part":
@@ -231,10 +256,15 @@ def _pieces(tables: Sequence[TableReader], by: By, number: int, memory: int, wor
         if by.keys is not None or by.where is not None:
             first = by.where.mask(chunk) if by.where is not None else by.keys.contains(chunk.keys) if by.keys else None
             assert first is not None
-            return ~first if number else first
+            return first
         return np.asarray(owners(chunk.keys, by.number, "floor_mod") == number)
 
-    pieces = [MaskedTable(table, _mask(table, by, wanted, memory, workers)) for table in tables]
+    if by.kind in ("keys", "where") and number:
+        return [MaskedTable(table, masks[table.schema.name].others()) for table in tables]
+    pieces = []
+    for table in tables:
+        masks[table.schema.name] = mask = _mask(table, by, wanted, memory, workers)
+        pieces.append(MaskedTable(table, mask))
     return list(pieces) if by.kind != "mod" else [ShardTable(piece, number, by.number) for piece in pieces]
 
 

@@ -31,8 +31,8 @@ from kvtools.sql.columns import (
     stored_columns,
     written,
 )
-from kvtools.sql.connection import connect, first_line, import_duckdb, lock
-from kvtools.sql.syntax import Node, nodes, parse
+from kvtools.sql.connection import connect, first_line, import_duckdb, lock, wider_hint
+from kvtools.sql.syntax import Node, nodes, parse, unstable_function
 
 _MEMORY = 256 << 20
 """What DuckDB may hold to judge one chunk."""
@@ -52,7 +52,8 @@ class _OfRow:
 
     @classmethod
     def parse(cls: type[_T], text: str) -> _T:
-        """Read an expression: no subquery, and nothing that is about several rows.
+        """Read an expression: no subquery, nothing that is about several rows, and nothing that is not the same of a
+        row each time, such as `random()`: rows are judged chunk by chunk, and some more than once.
 
         Raises:
             UsageError: it is no such expression; the message says where it stops being one.
@@ -194,7 +195,12 @@ class _Evaluator:
         try:
             return self._connection.execute(text).fetchnumpy()
         except self._duckdb.Error as error:
-            raise UsageError(f"{self._doing}: {first_line(error)}") from None
+            raise UsageError(f"{self._doing}: {first_line(error)}{self._wider(error)}") from None
+
+    def _wider(self, error: Exception) -> str:
+        """Return what to do about a number that does not fit its type, "" for other errors."""
+        whole = [column.name for column in self._columns if column.kind in ("key", "freq", "version")]
+        return wider_hint(error, written(whole[0]) if whole else "key")
 
 
 class _Condition(_Evaluator):
@@ -283,6 +289,12 @@ def _expression(text: str) -> Node:
     if not plain:
         raise UsageError(f"{doing}: got more than an expression, expected one such as freq < 3")
     expression: Node = select["select_list"][0]
+    changing = unstable_function(expression, "reading a condition")
+    if changing is not None:
+        raise UsageError(
+            f"{doing}: got {changing}(), whose answer is not the same each time, expected what a row alone tells:"
+            " hash(key) % 10 < 5 for half of the rows, epoch(timestamp '2026-01-31') for a time"
+        )
     return expression
 
 

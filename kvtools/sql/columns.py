@@ -3,7 +3,7 @@
     key       BIGINT, INTEGER, UBIGINT or UINTEGER
     value     FLOAT[dim], or whatever the table's type is; float16 and bfloat16 are FLOAT
     Adam.m    a column for each optimizer slot, FLOAT[width]
-    freq, version   integers, where the table has them
+    freq, version   BIGINT, where the table has them; UBIGINT where the table's are uint64
     norm      the Euclidean norm of `value`, FLOAT (DOUBLE of float64 values), computed as it is asked for
     part      the number of the part that a row lies in, from 0
 
@@ -58,9 +58,9 @@ def query_columns(schema: TableSchema) -> tuple[QueryColumn, ...]:
     fixed = [QueryColumn("key", "key", schema.key_dtype), QueryColumn("value", "value", schema.value_dtype, schema.dim)]
     last = []
     if schema.freq_dtype:
-        last.append(QueryColumn("freq", "freq", schema.freq_dtype))
+        last.append(QueryColumn("freq", "freq", _counter(schema.freq_dtype)))
     if schema.version_dtype:
-        last.append(QueryColumn("version", "version", schema.version_dtype))
+        last.append(QueryColumn("version", "version", _counter(schema.version_dtype)))
     last.append(QueryColumn("norm", "norm", "float64" if schema.value_dtype == "float64" else "float32"))
     last.append(QueryColumn("part", "part", "int32"))
     names = slot_names([slot.name for slot in schema.slots])
@@ -69,6 +69,11 @@ def query_columns(schema: TableSchema) -> tuple[QueryColumn, ...]:
         for name, slot in zip(names, schema.slots, strict=True)
     ]
     return (*fixed, *slots, *last)
+
+
+def _counter(dtype: str) -> str:
+    """Return the type in which a counter is computed with: one that `-freq` and `freq - 5` fit."""
+    return dtype if dtype == "uint64" else "int64"
 
 
 _TAKEN = ("key", "value", "freq", "version", "norm", "part")
@@ -203,6 +208,8 @@ def column_numbers(chunk: Chunk, column: QueryColumn) -> Array:
         numbers = stored.get(column.kind)
     if numbers is None:
         raise ValueError(f"the chunk was read without what column '{column.name}' is made of")
+    if column.kind in ("freq", "version"):
+        return numbers.astype(column.dtype, copy=False)
     return widened(numbers) if numbers.dtype != np.float16 else numbers.astype(np.float32)
 
 

@@ -73,3 +73,12 @@ def quoted(name: str) -> str:
 def first_line(error: Exception) -> str:
     """Return what DuckDB says is wrong, without its picture of the place."""
     return " ".join(str(error).split("\nLINE ")[0].split())
+
+
+def wider_hint(error: Exception, column: str) -> str:
+    """Return the way out where a number does not fit its type, as of a `column`; "" for other errors.
+
+    >>> wider_hint(ValueError("Overflow in multiplication of INT64 (3 * 9)"), "key")
+    '; cast it: key::hugeint'
+    """
+    return f"; cast it: {column}::hugeint" if "overflow" in str(error).casefold() else ""

@@ -30,14 +30,17 @@ def check_format(target: Path) -> None:
         )
 
 
-def write_result(result: QueryResult, target: Path, *, force: bool = False, dry_run: bool = False) -> int:
+def write_result(
+    result: QueryResult, target: Path, *, force: bool = False, dry_run: bool = False, wide_as_text: bool = False
+) -> int:
     """Write the answer to a query to a file, of the format that its name says, and return how many rows it has.
 
     With `dry_run` all is done but the file stays away.
 
     Parquet keeps types: vectors are fixed_size_list. In comma-separated values a vector is a column for each number,
     `value.0`, `value.1`, ..., and NULL is nothing. JSON lines have an object for each row. NaN and infinities are
-    written "NaN", "Infinity" and "-Infinity" in both. Columns of the same name are numbered.
+    written "NaN", "Infinity" and "-Infinity" in both. Columns of the same name are numbered. With `wide_as_text`
+    integers of 64 bits and more are strings in JSON lines.
 
     Raises:
         UsageError: the name tells no format, or a column has a type that the format has not.
@@ -46,7 +49,10 @@ def write_result(result: QueryResult, target: Path, *, force: bool = False, dry_
     """
     check_format(target)
     with replace_files(target, force=force, dry_run=dry_run) as staging, staging.open("wb") as file:
-        return _WRITERS[target.suffix.lower()](result, file)
+        write = _WRITERS[target.suffix.lower()]
+        if write is _write_json_lines:
+            return _write_json_lines(result, file, wide_as_text=wide_as_text)
+        return write(result, file)
 
 
 def column_labels(result: QueryResult) -> list[str]:
@@ -67,9 +73,44 @@ def column_labels(result: QueryResult) -> list[str]:
     return labels
 
 
-def json_columns(batch: Any) -> list[list[Any]]:
-    """Return the columns of a record batch as lists of what JSON has."""
-    return [_json_column(column) for column in batch.columns]
+def json_columns(batch: Any, *, wide_as_text: bool = False) -> list[list[Any]]:
+    """Return the columns of a record batch as lists of what JSON has; with `wide_as_text` integers of 64 bits and more,
+    which JavaScript and others round, are strings."""
+    return [
+        [_wide_as_text(value, column.type) for value in column.to_pylist()]
+        if wide_as_text and _has_wide(column.type)
+        else _json_column(column)
+        for column in batch.columns
+    ]
+
+
+def _is_wide(kind: Any) -> bool:
+    """Whether a type is of integers that a float64 does not hold; DuckDB's of 128 bits come as decimals."""
+    import pyarrow.types as types
+
+    return bool((types.is_integer(kind) and kind.bit_width >= 64) or (types.is_decimal(kind) and kind.scale == 0))
+
+
+def _has_wide(kind: Any) -> bool:
+    """Whether a type has such integers in it."""
+    return _is_wide(kind) or any(_has_wide(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _wide_as_text(value: Any, kind: Any) -> Any:
+    """Return a value of a type as JSON has it, with strings for integers of 64 bits and more, however deep."""
+    import pyarrow.types as types
+
+    if value is None:
+        return None
+    if _is_wide(kind):
+        return str(int(value))
+    if types.is_map(kind):
+        return [[_wide_as_text(name, kind.key_type), _wide_as_text(each, kind.item_type)] for name, each in value]
+    if types.is_struct(kind):
+        return {str(name): _wide_as_text(each, kind.field(name).type) for name, each in value.items()}
+    if types.is_nested(kind) and kind.num_fields == 1:
+        return [_wide_as_text(each, kind.value_type) for each in value]
+    return _json_value(value)
 
 
 def _json_column(column: Any) -> list[Any]:
@@ -135,17 +176,19 @@ def _write_parquet(result: QueryResult, file: BinaryIO) -> int:
     return rows
 
 
-def _write_json_lines(result: QueryResult, file: BinaryIO) -> int:
+def _write_json_lines(result: QueryResult, file: BinaryIO, *, wide_as_text: bool = False) -> int:
     labels, rows = column_labels(result), 0
     for batch in result.batches():
-        file.write("".join(f"{line}\n" for line in json_lines(batch, labels)).encode())
+        file.write("".join(f"{line}\n" for line in json_lines(batch, labels, wide_as_text=wide_as_text)).encode())
         rows += len(batch)
     return rows
 
 
-def json_lines(batch: Any, labels: list[str], dumps: Callable[[Any], str] = json.dumps) -> Iterator[str]:
-    """Yield the rows of a record batch, each a JSON object of its columns under these names."""
-    for row in zip(*json_columns(batch), strict=True):
+def json_lines(
+    batch: Any, labels: list[str], dumps: Callable[[Any], str] = json.dumps, *, wide_as_text: bool = False
+) -> Iterator[str]:
+    """Yield the rows of a record batch, each a JSON object of its columns under these names; see `json_columns`."""
+    for row in zip(*json_columns(batch, wide_as_text=wide_as_text), strict=True):
         yield dumps(dict(zip(labels, row, strict=True)))
 
 

@@ -17,7 +17,7 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.errors import BadInputError, KvtoolsError, OutputError, UsageError
 from kvtools.sql.columns import QueryColumn, near, query_columns, unique_names, written
-from kvtools.sql.connection import connect, first_line, import_duckdb, lock, quoted
+from kvtools.sql.connection import connect, first_line, import_duckdb, lock, quoted, wider_hint
 from kvtools.sql.result import QueryResult
 from kvtools.sql.syntax import Node, nodes, parse
 
@@ -76,7 +76,10 @@ def query(
     import_pyarrow(doing)
     sources = {"": sources} if isinstance(sources, Checkpoint) else sources
     named = _named(sources)
-    tree = parse(text, doing)
+    try:
+        tree = parse(text, doing)
+    except UsageError as error:
+        raise UsageError(f"{error}{_unquoted(text, named)}") from None
     _check_functions(tree, doing)
     return QueryResult(_Asked(named, text, tree, memory, threads, progress, doing))
 
@@ -85,11 +88,26 @@ def _named(sources: Sources) -> dict[str, Checkpoint]:
     """Return checkpoints by the schema that each is to be."""
     named: dict[str, Checkpoint] = {}
     for name, checkpoint in sources.items():
+        if not isinstance(checkpoint, Checkpoint):
+            raise UsageError(
+                f"attaching {name!r}: got {checkpoint!r:.80}, expected a checkpoint, as kvtools.open(path) gives one"
+            )
         folded = name.casefold()
         if folded in _TAKEN or "\0" in name or folded in (each.casefold() for each in named):
             raise UsageError(f"attaching '{checkpoint.path}' as {name!r}: that name is taken; give it another")
         named[name or MAIN] = checkpoint
     return named
+
+
+def _unquoted(text: str, named: dict[str, Checkpoint]) -> str:
+    """Return a question for the tables that a text names without the quotes that their names need, "" if none."""
+    meant = []
+    for schema, checkpoint in named.items():
+        for name in unique_names(list(checkpoint.tables)):
+            bare = re.compile(rf'(?<![\w"/]){re.escape(name)}(?![\w"/])', re.IGNORECASE)
+            if written(name) != name and bare.search(text):
+                meant.append(written(name) if schema == MAIN else f"{written(schema)}.{written(name)}")
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def _check_functions(tree: Node, doing: str) -> None:
@@ -165,17 +183,14 @@ class _Asked:
         from kvtools.sql.dataset import TableDataset
 
         mentioned = _mentioned(self._tree)
-        number = 0
-        hidden = "kvtools"  # what none of the tables is called, as what is registered goes before them
-        folded = [name.casefold() for checkpoint in self._sources.values() for name in checkpoint.tables]
-        while any(name.startswith(hidden) for name in folded):
-            hidden += "_"
         for schema, checkpoint in self._sources.items():
             for name, fault in checkpoint.broken.items():
                 if mentioned is not None and name.casefold() in mentioned:
                     raise fault
             if schema != MAIN:
                 self._connection.execute(f"create schema {quoted(schema)}")
+            literal = quoted(schema).replace("'", "''")
+            self._connection.execute(f"set schema = '{literal}'")
             names = unique_names(list(checkpoint.tables))
             for name, (stored, table) in zip(names, checkpoint.tables.items(), strict=True):
                 if mentioned is not None and name.casefold() not in mentioned:
@@ -183,13 +198,10 @@ class _Asked:
                 _check_readable(table)
                 label = stored if schema == MAIN else f"{schema}.{stored}"
                 dataset = TableDataset(table, label, self._work)
-                source = f"{hidden} {number}"
-                number += 1
-                self._connection.register(source, dataset)
                 columns = ", ".join(f"{own} as {quoted(c.name)}" for own, c in dataset.columns.items())
-                self._connection.execute(
-                    f"create view {quoted(schema)}.{quoted(name)} as select {columns} from temp.{quoted(source)}"
-                )
+                # Not registered under a name of its own, which `show tables` would list.
+                self._connection.from_arrow(dataset).project(columns).create_view(name)
+        self._connection.execute(f"set schema = '{MAIN}'")
 
     def _bound(self) -> Any:
         """Return the query as DuckDB understands it, before any row is read."""
@@ -266,7 +278,7 @@ class _Asked:
             return failure
         if isinstance(error, KvtoolsError) or not isinstance(error, Exception):
             return error
-        message = first_line(error)
+        message = first_line(error) + wider_hint(error, "key")
         if "Out of Memory Error" in message:
             return BadInputError(
                 f"{self._doing}: {self._memory:,} bytes are not enough for this query; give it more with --memory, or"
@@ -285,6 +297,8 @@ class _Asked:
         ]
         if unknown := re.match(r'Catalog Error: Table with name "?(.+?)"? does not exist', message):
             name = unknown[1]
+            if meant := _unquoted(self._text, self._sources):
+                return f"there is no table {name!r}{meant}"
             close = near(name, [each for _, each in tables])
             full = [shown for shown, each in tables if close and written(each) in close]
             hint = f"; did you mean {' or '.join(full)}?" if full else f"; there is {_few([t for t, _ in tables])}"

@@ -412,3 +412,8 @@ def test_accounts_end_with_a_total(path: str, tmp_path: Path, capsys: Capture) -
     assert run(path, f"clip {tmp_path}/a.npz --to npz --max-abs 0.5") == 0
     said = capsys.readouterr().out
     assert "\n3 tables, 120 rows, " in said and " cut, " in said and "\n3 tables, " in said.partition("nothing")[0]
+
+
+def test_a_number_beyond_the_end_of_rows_is_null_and_said_to_be(path: str, capsys: Capture) -> None:
+    assert run(path, "top --by value[9] --table wide") == 3
+    assert "20 rows have no number to compare (NULL or NaN; value[n] is NULL" in capsys.readouterr().err

@@ -116,3 +116,32 @@ def test_what_is_said_in_one_run_is_not_in_the_next(capsys: Capture) -> None:
 def test_a_colour_that_is_none_is_named(capsys: Capture) -> None:
     assert main(["inspect", "sample", "--color", "red"]) == 2
     assert capsys.readouterr().err == "kvtools: got --color red, expected auto, always, never\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    {
+        "get sample --where freq>9 --where freq<11": (
+            "got --where 2 times, expected it once; join conditions with `and`"
+        ),
+        "clip sample o.ckpt --drop-where=freq<3 --drop-where norm<1": (
+            "got --drop-where 2 times, expected it once; join conditions with `or`"
+        ),
+        "clip sample o.ckpt --min-freq 2 --min-freq 3": "got --min-freq 2 times, expected it once",
+        "get sample 5 --columns freq --columns norm": (
+            "got --columns 2 times, expected it once; join names with commas"
+        ),
+        "get sample --keys-file a.txt --keys-file b.txt": "got --keys-file 2 times, expected it once",
+        "top sample -n 3 --limit 4": "got --limit 2 times, expected it once",
+    }.items(),
+)
+def test_an_option_for_one_value_is_given_once(line: str, said: str, capsys: Capture) -> None:
+    assert main(line.split()) == 2
+    assert capsys.readouterr() == ("", f"kvtools: {said}\n")
+    assert not Path("o.ckpt.index").exists()
+
+
+def test_options_for_several_values_and_flags_may_come_again(capsys: Capture) -> None:
+    line = "get sample 5 42 --table ads/emb --table user_emb --json --json -q -q"
+    assert main(line.split()) == 0
+    assert {row["table"] for row in json.loads(capsys.readouterr().out)["rows"]} <= {"ads/emb", "user_emb"}

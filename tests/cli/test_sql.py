@@ -176,3 +176,29 @@ def test_a_signal_ends_it_at_once(sample_path: Path, tmp_path: Path, number: sig
     assert process.returncode == 128 + number and time.monotonic() - begun < 15
     assert error.strip() in ("kvtools: interrupted", "kvtools: terminated")
     assert [path.name for path in tmp_path.iterdir()] == ["sample"]
+
+
+def test_string_keys_makes_strings_of_all_integers_that_javascript_rounds(
+    sample_path: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    large = 9223372036854775807
+    text = (
+        "select key as k, max(key) m, sum(key) s, [key, null] l, {'a': key} st, map {key: key} mp, null::bigint n,"
+        " 3::int i, 0.5 d, 'x' t, any_value(part) part, 2::uhugeint u"
+        f' from "ads/emb" where key = {large} group by key'
+    )
+    wanted = {
+        "k": str(large), "m": str(large), "s": str(large), "l": [str(large), None], "st": {"a": str(large)},
+        "mp": [[str(large), str(large)]], "n": None, "i": 3, "d": 0.5, "t": "x", "part": 0, "u": "2",
+    }  # fmt: skip
+    line = json.loads(said(capsys, sample_path, text, "--json-lines", "--string-keys"))
+    assert line == {**wanted, "part": line["part"]} and isinstance(line["part"], int)
+    assert json.loads(said(capsys, sample_path, text, "--json", "--string-keys"))["rows"] == [line]
+    said(capsys, sample_path, text, "--output", tmp_path / "o.jsonl", "--string-keys")
+    assert json.loads((tmp_path / "o.jsonl").read_text()) == line
+    assert json.loads(said(capsys, sample_path, text, "--json-lines"))["k"] == large
+
+
+def test_a_table_named_without_its_quotes(sample_path: Path, capsys: Capture) -> None:
+    error = said(capsys, sample_path, "select count(*) from ads/emb", status=2)
+    assert error.endswith('did you mean "ads/emb"?\n')

@@ -70,6 +70,7 @@ def test_foreign_byte_order_is_turned() -> None:
         ({"slots": {"m": VALUES[:1]}}, r"slot 'm' have shape \[1, 2\], expected \[3, width\]"),
         ({"freqs": VALUES[:, 0]}, "freqs are float32"),
         ({"versions": np.zeros(2, int)}, r"versions have shape \[2\], expected \[3\]"),
+        ({"version_unit": "hours"}, "got version_unit 'hours', expected seconds, days, steps, unknown"),
         ({"parts": 0}, "got 0 parts"),
         ({"partition": "odd"}, "rule 'odd'"),
         ({"name": ""}, "it has no name"),

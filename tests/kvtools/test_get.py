@@ -162,3 +162,11 @@ def test_chosen_rows_are_a_table(sample_path: Path) -> None:
         np.testing.assert_array_equal(keys, whole.keys)
     assert (chosen.rows, chosen.parts, chosen.schema.partition) == (3, 1, None)
     np.testing.assert_array_equal(chosen.take(np.array([1])).values, whole.values[[1]])
+
+
+def test_key_files_that_are_no_text_are_told_as_what_they_are(tmp_path: Path) -> None:
+    np.savez(tmp_path / "keys.npz", keys=np.arange(3))
+    np.arange(3).tofile(tmp_path / "keys.bin")
+    for name, said in (("keys.npz", "zip archive, as .npz is, expected text or .npy"), ("keys.bin", "it is binary")):
+        with pytest.raises(BadInputError, match=said):
+            keys_from([], str(tmp_path / name))

@@ -169,6 +169,12 @@ def test_only_rows_that_count() -> None:
     assert found.rows[0].tolist() == found.keys[0].tolist()
 
 
+def test_a_metric_that_there_is_not() -> None:
+    table = ArrayTable("emb", np.arange(3), np.eye(3, dtype=np.float32))
+    with pytest.raises(UsageError, match="got the metric 'cos', expected cosine, dot, l2"):
+        nearest(table, np.ones((1, 3)), 2, metric="cos")  # type: ignore[arg-type]
+
+
 def test_vectors_that_nothing_is_near() -> None:
     table = table_of(10, 4)
     for vectors, said in (

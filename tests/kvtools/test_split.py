@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvtools.array_table import ArrayTable
-from kvtools.dialects.chunk import ALL_COLUMNS
+from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.writing import WriteOptions
@@ -145,3 +145,31 @@ def test_refused(source: Checkpoint, sample_path: Path, tmp_path: Path) -> None:
         split(source, "redis://localhost/0", By("table"))
     with pytest.raises(BadInputError, match="no key-value table"):
         split(dataclasses.replace(source, tables={}), tmp_path / "b", By("table"))
+
+
+class Changing:
+    """A condition that is another each time it is asked."""
+
+    asked = 0
+
+    def columns_of(self, table: TableReader) -> Columns:
+        return KEYS
+
+    def mask(self, chunk: Chunk) -> Any:
+        self.asked += 1
+        return np.random.default_rng(self.asked).random(len(chunk)) < 0.5
+
+
+def test_rows_are_in_one_piece_each_whatever_a_condition_says(source: Checkpoint, tmp_path: Path) -> None:
+    split(source, tmp_path / "{}", By("where", where=Changing()))
+    matching, rest = keys_of(tmp_path / "matching"), keys_of(tmp_path / "rest")
+    assert sorted(matching + rest) == sorted(source.table("emb").all_keys().tolist()) and matching and rest
+
+
+def test_pieces_that_are_not_the_table_are_told_before_the_last_is_written(
+    source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtools.split.owners", lambda keys, number, rule: np.full(len(keys), 9))
+    with pytest.raises(BadInputError, match=r"table 'other' has 7 rows, and its pieces 0: it changed"):
+        split(source, tmp_path / "{}", By("mod", 2), tables=["other", "emb"])
+    assert not (tmp_path / "mod-1-of-2.index").exists()

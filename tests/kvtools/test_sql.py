@@ -447,6 +447,7 @@ def test_names_that_differ_in_case_alone() -> None:
         "select key from": r"syntax error.*\(at its end\)|syntax error at or near",
         "select nofunction(key) from emb": "nofunction does not exist",
         "select key from emb where key = 'x'": "Could not convert string 'x'",
+        "select key * 9223372036854775807 from emb": "cast it: key::hugeint",
         "select key from old.emb": "no table 'old.emb'; did you mean emb",
     }.items(),
 )
@@ -464,6 +465,38 @@ def test_names_of_checkpoints() -> None:
         query({"a": whole, "A": whole}, "select 1")
     with pytest.raises(UsageError, match=r"no table .emb.; did you mean old\.emb\?"):
         query({"old": whole}, "select * from emb")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    {
+        "select count(*) from ads/emb": '"ads/emb"',
+        "select count(*) from ads-emb e": '"ads-emb"',
+        "from a.b": '"a.b"',
+        "from old.ads/emb": 'old."ads/emb"',
+    }.items(),
+)
+def test_a_table_whose_name_needs_quotes_and_has_none(text: str, meant: str) -> None:
+    tables = {name: a_table(name=name) for name in ("ads/emb", "ads-emb", "a.b", "emb")}
+    with pytest.raises(UsageError) as told:
+        query({"old" if "old" in text else "": Checkpoint("", "memory", tables)}, text)
+    assert str(told.value).endswith(f"; did you mean {meant}?")
+
+
+def test_a_list_of_tables_is_that_of_the_checkpoint() -> None:
+    tables = Checkpoint("", "memory", {name: a_table(name=name) for name in ("kvtools 0", "ads/emb")})
+    sources = {"": tables, 'it\'s "old".x': tables}
+    for text in ("show tables", "select * from (show tables)"):
+        assert query(sources, text).rows() == [("ads/emb",), ("kvtools 0",)]
+    everything = {(row[1], row[2]) for row in query(sources, "show all tables").rows()}
+    assert everything == {(schema, name) for schema in ("main", 'it\'s "old".x') for name in tables.tables}
+
+
+def test_what_is_no_checkpoint_is_told() -> None:
+    with pytest.raises(
+        UsageError, match=r"attaching 'other': got 'model.ckpt', expected a checkpoint, as kvtools\.open"
+    ):
+        checkpoint(a_table()).sql("select 1", other="model.ckpt")  # type: ignore[arg-type]
 
 
 class Damaged(ArrayTable):

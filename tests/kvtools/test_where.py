@@ -14,7 +14,7 @@ import pytest
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.chunk import ALL_COLUMNS, Columns
 from kvtools.errors import UsageError
-from kvtools.where import Where
+from kvtools.where import Expression, Where
 
 ROWS, DIM = 500, 4
 
@@ -168,6 +168,11 @@ def test_many_threads_and_processes_judge_by_one_condition() -> None:
         "row_number() over () < 3": "got a window function",
         "*": "got a \\*|syntax error",
         "columns('freq') > 3": "got a \\*",
+        "random() < 0.5": r"got random\(\), .*hash\(key\) % 10 < 5",
+        "freq < 3 or UUID()::varchar > 'a'": r"got uuid\(\)",
+        "list_transform(value, lambda x: x * random())[1] > 0": r"got random\(\)",
+        "version < epoch(now())": r"got now\(\), .*epoch\(timestamp",
+        "to_timestamp(version) < ago(interval 3 day)": r"got ago\(\)",
         "Adam.m[1] > 0": 'a name with dots needs quotes: "Adam.m"',
         "chunk.freq > 0": "expected a column",
         "free \0 < 3": "NUL",
@@ -184,7 +189,7 @@ def test_what_is_no_condition_is_told_where_it_is_read(text: str, said: str) -> 
     {
         "frequ < 3": "table 'emb'.*got 'frequ', expected one of key, value, \"Adam.m\".*did you mean freq?",
         '"Adam_m"[1] > 3': 'did you mean "Adam.m"?',
-        "freq": "got an expression of type UINTEGER, expected a condition",
+        "freq": "got an expression of type BIGINT, expected a condition",
         "null": "expected a condition",
         "sum(freq) > 3": "cannot contain aggregates",
         "read_text('/etc/passwd') is null": "does not exist|table function",
@@ -207,3 +212,33 @@ def test_a_row_that_a_condition_fails_on_is_an_error() -> None:
             where.mask(next(table.chunks(where.columns_of(table))))
     where = Where.parse("cast(chr(65 + freq::int) as integer) > 2")
     assert Where.parse("key >= 0").mask(next(table.chunks())).all()
+
+
+def test_what_is_the_same_each_time_is_a_condition() -> None:
+    table = a_table()
+    half = judged("hash(key) % 10 < 5", table)
+    assert 0.4 < half.mean() < 0.6 and (judged("not hash(key) % 10 < 5", table) == ~half).all()
+    assert not judged("version > epoch(timestamp '2026-01-31')", table).any()
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.int64])
+def test_counters_are_computed_with_as_signed_integers_of_64_bits(dtype: Any) -> None:
+    counts = np.array([0, 3, 2**31 - 1], dtype)
+    table = ArrayTable("emb", np.arange(3), np.ones((3, 1), np.float32), freqs=counts, versions=counts)
+    chunk = next(table.chunks())
+    for name in ("freq", "version"):
+        for text, there in ((f"-{name}", -1), (f"{name} - 5", 1), (f"{name} * 4294967295", 4294967295)):
+            got = Expression.parse(text).values(chunk)
+            wanted = counts.astype(np.int64) * there - 5 * (there == 1)
+            assert got.dtype == np.int64 and (got == wanted).all(), text
+
+
+def test_what_does_not_fit_64_bits_says_how_to_compute_it() -> None:
+    keys, counts = np.array([-(2**63), 5]), np.array([1, 2**64 - 1], np.uint64)
+    table = ArrayTable("emb", keys, np.ones((2, 1), np.float32), freqs=counts)
+    chunk = next(table.chunks())
+    for text, column in (("abs(key)", "key"), ("-key", "key"), ("key * 3", "key"), ("freq - 5", "freq")):
+        with pytest.raises(UsageError, match=rf"cast it: {column}::hugeint"):
+            Expression.parse(text).values(chunk)
+        assert len(Expression.parse(text.replace(column, f"{column}::hugeint")).values(chunk)) == 2
+    assert Expression.parse("abs(key::hugeint)").values(chunk).tolist() == [2.0**63, 5.0]
