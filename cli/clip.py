@@ -21,8 +21,11 @@ from kvtools.cli.progress import progress_bar
 from kvtools.cli.terminal import prose
 from kvtools.clip import write_chosen
 from kvtools.clip_policy import budget_order, choose_all
+from kvtools.dialects.detect import dialect_named
+from kvtools.dialects.schema import row_bytes
 from kvtools.errors import UsageError
 from kvtools.migrate import check_output, output_of
+from kvtools.written_bytes import row_bytes_in
 
 
 def run(
@@ -81,14 +84,17 @@ def run(
     checkpoint = source.open(path, output.memory)
     warn_unmatched(policy, [*checkpoint.tables], clipping.policy)
     options = output.options()
+    target = to or checkpoint.dialect
     if out is not None:
-        target = to or checkpoint.dialect
         check_output(output_of(out, target, [checkpoint]), target, force=output.force)
     with progress_bar("choosing rows of") as progress:
         choices = choose_all(
             checkpoint,
             policy,
             tables=table or (),
+            size=row_bytes
+            if dialect_named(target).write is None  # and nothing is asked to be written
+            else row_bytes_in(target, checkpoint.tables, compression=options.compression),
             memory=bytes_of(output.memory),
             workers=output.workers,
             progress=progress,

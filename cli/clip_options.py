@@ -175,6 +175,7 @@ def print_budget(order: BudgetOrder | None) -> None:
         names[_NAMES_SHOWN:] = [f"{len(names) - _NAMES_SHOWN:,} more"]
     why = f", as there are no frequencies in {', '.join(names)}; --by and --table choose otherwise" if names else ""
     print(prose(f"budget: rows were compared by {by}{why}"))
+    print(prose("budget: keys and rows are counted as they are written, the index and the header of a file are not"))
 
 
 def describe_budget(order: BudgetOrder | None) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def run(
             print()
     if output.dry_run:
         check_output(output_of(out, target, [checkpoint]), target, force=output.force)
-        account = plan_tables(tables, out, target, beside=beside, parts=parts, strict=strict)
+        account = plan_tables(tables, out, target, beside=beside, parts=parts, options=options, strict=strict)
     else:
         with progress_bar("migrating") as progress:
             account = write_tables(

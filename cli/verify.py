@@ -9,7 +9,7 @@ import typer
 
 from kvtools.chain_check import verify_chain
 from kvtools.chain_place import is_chain
-from kvtools.checksum_file import write_checksums
+from kvtools.checksum_file import check_local, write_checksums
 from kvtools.cli.account import print_of_tables
 from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
@@ -101,6 +101,7 @@ def run(
 
 
 def _check_writable(path: str, tables: list[str] | None, chained: bool) -> None:
+    check_local(path)
     if tables:
         raise UsageError(f"verifying '{path}': got --write-checksums and --table {tables[0]}, expected the whole of it")
     if chained:

@@ -17,14 +17,14 @@ from kvtools.dialects.chunk import KEYS_AND_VALUES
 from kvtools.dialects.detect import dialect_named
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import Progress
-from kvtools.dialects.schema import TableSchema, numpy_dtype, row_bytes
-from kvtools.dialects.writing import WriteOptions
+from kvtools.dialects.writing import WriteOptions, later_rows
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, check_saved_model, choose_for_saved_model, export_saved_model, left_out
 from kvtools.migrate import EVERY_ROW, EVERY_ROW_READ, Account, TableAccount, write_tables
-from kvtools.narrow_rows import NarrowTable, bytes_of_values, check_dtypes, dtype_notes, dtype_of
-from kvtools.quantized_rows import QUANTIZED, Rounding, bytes_of_row, inexact
+from kvtools.narrow_rows import NarrowTable, check_dtypes, dtype_notes, dtype_of
+from kvtools.quantized_rows import QUANTIZED, Rounding, inexact
 from kvtools.table_view import MaskedTable, changed_tables
+from kvtools.written_bytes import row_bytes_in
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,7 @@ def cast_rows(
         progress=progress,
     )
     told = tuple(
-        dataclasses.replace(
-            table,
-            changes=(*table.changes, *notes.get(table.name, ())),
-            bytes=table.bytes - table.rows_written * _saved(narrow.get(table.name)),
-        )
-        for table in account.tables
+        dataclasses.replace(table, changes=(*table.changes, *notes.get(table.name, ()))) for table in account.tables
     )
     losses = {name: table.rounding for name, table in narrow.items()}
     costs = {name: table.cost for name, table in narrow.items() if table.cost}
@@ -177,8 +172,8 @@ def cast_by_policy(
             checkpoint,
             policy,
             tables=tables,
-            size=lambda schema: (
-                row_bytes(schema) - row_bytes(schema, KEYS_AND_VALUES) + _looked_up_bytes(schema, dtypes)
+            size=row_bytes_in(
+                to or checkpoint.dialect, checkpoint.tables, dtype=dtypes, compression=options.compression
             ),
             memory=options.memory,
             workers=workers,
@@ -199,16 +194,6 @@ def cast_by_policy(
         progress=progress,
     )
     return CastByPolicy(account, losses, costs, choices, budget_order(policy, [kept[name].schema for name in names]))
-
-
-def _looked_up_bytes(schema: TableSchema, dtypes: Mapping[str, str]) -> int:
-    """Return the bytes of the key and the values of a row where they go."""
-    return numpy_dtype(schema.key_dtype).itemsize + bytes_of_values(schema, dtypes)
-
-
-def _saved(table: NarrowTable | None) -> int:
-    """How many bytes fewer a row takes than as the float32 numbers that it is counted as."""
-    return table.dim * 4 - bytes_of_row(table.rows_as, table.dim) if table is not None and table.rows_as else 0
 
 
 def _as_saved_model(
@@ -236,7 +221,7 @@ def _as_saved_model(
         schema = checkpoint.tables[export.name].schema
         losses = list(export.left_out)
         if export.duplicates:
-            losses.append(f"{export.duplicates} rows: a later row has their key, and only the last one counts")
+            losses.append(later_rows(export.duplicates))
         if export.rounding and export.value_dtype in QUANTIZED:
             losses.append(inexact(export.value_dtype))
         checks = []

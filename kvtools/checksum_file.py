@@ -41,6 +41,7 @@ from kvtools.dialects.bundle.checksum import extend
 from kvtools.dialects.interface import Finding
 from kvtools.dialects.options import Progress
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UsageError
+from kvtools.remote.paths import shown_path
 from kvtools.remote.stored import open_binary, read_bytes
 from kvtools.replace_output import CHECKSUMS, bundle_files, replace_files
 
@@ -128,6 +129,16 @@ def _below(folder: Path, root: Path) -> Iterator[tuple[str, Path]]:
                 yield path.relative_to(root).as_posix(), path
 
 
+def check_local(checkpoint: Path | str) -> None:
+    """Raise `UsageError` where checksums are to be written of a checkpoint that is at a URL."""
+    text = shown_path(checkpoint)
+    if "://" in text:
+        raise UsageError(
+            f"writing checksums of '{text}': they are written for local files only; copy it to this machine first, or"
+            f" write it in a dialect that has checksums, `kvtools migrate {text} OUT`"
+        )
+
+
 def write_checksums(
     checkpoint: Path | str, *, force: bool = False, dry_run: bool = False, progress: Progress | None = None
 ) -> ChecksumFile:
@@ -148,10 +159,7 @@ def write_checksums(
         print(write_checksums(Path("sok_dump")).path)  # sok_dump/.kvtools-checksums
         ```
     """
-    if "://" in str(checkpoint):
-        raise UsageError(
-            f"writing checksums of '{checkpoint}': it is no file; make a copy, `kvtools migrate {checkpoint} OUT`"
-        )
+    check_local(checkpoint)
     checkpoint = Path(checkpoint)
     target = checksum_path(checkpoint)
     paths = files_of(checkpoint)

@@ -19,10 +19,11 @@ from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError
 from kvtools.export import TableExport, left_out, signature_names
 from kvtools.migrate import check_output, write_tables
-from kvtools.narrow_rows import Dtypes, NarrowTable, bytes_of_values, check_dtypes, dtype_notes, dtype_of
+from kvtools.narrow_rows import Dtypes, NarrowTable, check_dtypes, dtype_notes, dtype_of
 from kvtools.remote.paths import local_path
 from kvtools.snapshot import Snapshot
 from kvtools.table_view import MaskedTable, TableView
+from kvtools.written_bytes import row_bytes_in
 
 
 def export_snapshot(
@@ -97,12 +98,12 @@ def export_snapshot(
     options = WriteOptions(memory=memory, force=force, rows_as=rows_as)
     account = write_tables(kept, output, snapshot.NAME, options=options, progress=progress)
     written = Snapshot(output)
+    whole_rows = row_bytes_in(snapshot.NAME, checkpoint.tables)
     signatures = signature_names([reader.schema.name for reader in readers])
     exports = []
     for reader, table, choice, told in zip(readers, kept, choices, account.tables, strict=True):
         native = written.table(table.schema.name).native
-        row_bytes = native.row_bytes + 8
-        whole = (told.rows_written + choice.cut) * (bytes_of_values(reader.schema, None) + 8)
+        whole = (told.rows_written + choice.cut) * whole_rows(reader.schema)
         exports.append(
             TableExport(
                 name=table.schema.name,
@@ -114,8 +115,8 @@ def export_snapshot(
                 cut=choice.cut,
                 duplicates=choice.hidden + native.duplicates,
                 non_finite=table.non_finite,
-                bytes=told.rows_written * row_bytes,
-                bytes_saved=max(0, whole - told.rows_written * row_bytes),
+                bytes=told.bytes,
+                bytes_saved=max(0, whole - told.bytes),
                 left_out=left_out(reader.schema, snapshot.DIALECT),
                 failed=choice.failed,
                 lookups=choice.lookups,
@@ -148,7 +149,7 @@ def choose_for_snapshot(
         tables=tables,
         distinct=True,
         zeros=lambda table: not keep_zeros and missing_is_zeros(table),
-        size=lambda schema: bytes_of_values(schema, dtype) + 8,
+        size=row_bytes_in(snapshot.NAME, checkpoint.tables, dtype=dtype),
         memory=memory,
         progress=progress,
     )

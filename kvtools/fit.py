@@ -22,9 +22,9 @@ from kvtools.dialects.schema import (
     initial_values_of,
     numpy_dtype,
     part_of_initial_values,
-    row_bytes,
 )
 from kvtools.errors import BadInputError
+from kvtools.quantized_rows import inexact, stored_row_bytes
 
 #: What the names of extras with a number for each row begin with.
 ROW_EXTRA = "eviction_scores"
@@ -220,8 +220,28 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         notes=(),
         rows_as=None,
     )
-    schema = dataclasses.replace(schema, bytes=schema.rows * row_bytes(schema))
+    schema = dataclasses.replace(schema, bytes=schema.rows * written_row_bytes(schema, dialect))
     return Fit(source, schema, tuple(losses), tuple(changes))
+
+
+def written_row_bytes(schema: TableSchema, dialect: Dialect) -> int:
+    """Return how many bytes a row of a fitted table takes in `dialect`: its key and every column, uncompressed.
+
+    What is there once, a header or an index, is not counted.
+    """
+    size = stored_row_bytes(schema)
+    if dialect.holds.key_bytes is not None:
+        size += dialect.holds.key_bytes - numpy_dtype(schema.key_dtype).itemsize
+    return size
+
+
+def as_rows_of(fitted: Fit, dialect: Dialect, rows_as: str | None) -> Fit:
+    """Return the fit of a table whose rows are written as "int8" or "int4", and that they are not exact then."""
+    if rows_as is None or numpy_dtype(fitted.schema.value_dtype).kind in "iub":
+        return fitted
+    schema = dataclasses.replace(fitted.schema, rows_as=rows_as)
+    schema = dataclasses.replace(schema, bytes=schema.rows * written_row_bytes(schema, dialect))
+    return dataclasses.replace(fitted, schema=schema, losses=(*fitted.losses, inexact(rows_as)))
 
 
 def without_row_extras(fitted: Fit) -> Fit:

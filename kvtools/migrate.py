@@ -14,7 +14,7 @@ import functools
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from kvtools.diff import compare_tables
 from kvtools.dry_run import DroppingWriter
 from kvtools.engine import Engine, run_all, started
 from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageError
-from kvtools.fit import Fit, FittedTable, fit, without_row_extras
+from kvtools.fit import Fit, FittedTable, as_rows_of, fit, without_row_extras, written_row_bytes
 from kvtools.key_join import repeated_rows
 from kvtools.partition import RULES, owners
 from kvtools.quantized_rows import QUANTIZED, written_out
@@ -179,7 +179,8 @@ def write_tables(
         return accounts
 
     if options.dry_run:
-        with started(engine), DroppingWriter() as nowhere:
+        nothing = DroppingWriter(keys_once=dialect.holds.keys_once, memory=options.memory)
+        with started(engine), nothing as nowhere:
             account = dataclasses.replace(plan.account, tables=tuple(map(_only_read, fill(nowhere))))
         if strict:
             _check_lossless(account)
@@ -389,7 +390,7 @@ def _plan(
             f"writing '{output}': got {len(tables)} tables, expected one in a single {dialect.name} file; choose one"
             f" with --table, or name a folder, one that does not end in {' or '.join(dialect.suffixes)}"
         )
-    fit_schema = _without_counters if dialect.holds.status_tables and status_tables(counts) else fit
+    fit_schema = fit_among(counts, dialect)
     fits = tuple(
         _partitioned(fit_schema(table.schema, dialect, parts=wanted.get(table.schema.name)), options)
         for table in tables
@@ -426,18 +427,26 @@ def _plan(
     return _Plan(dialect, fits, (*variables, *bookkeeping), account)
 
 
+def fit_among(tables: Iterable[str], dialect: Dialect) -> Callable[..., Fit]:
+    """Return `kvtools.fit.fit`, or what takes its place where some tables of these names are counters of others."""
+    return _without_counters if dialect.holds.status_tables and status_tables(tables) else fit
+
+
 def _told_of_rows(fitted: Fit, dialect: Dialect, options: WriteOptions) -> Fit:
-    """Say of rows that are stored as int8 or int4 that they will not be, where nobody asked for them to be."""
+    """Say of rows that become int8 or int4 what they lose, and of those that are such that they will not be, where
+    nobody asked for it."""
+    packed = options.compression if options.compression in QUANTIZED else None
+    rows_as = options.rows_as.get(fitted.source.name, packed)
     was = fitted.source.rows_as
-    if was is None or options.compression in QUANTIZED or fitted.source.name in options.rows_as:
-        return fitted
+    if was is None or rows_as is not None:
+        return as_rows_of(fitted, dialect, rows_as)
     change = written_out(was)
     if dialect.name == "snapshot":
         change += f"; `kvtools cast --dtype {was}` makes such of them again, rounded once more"
     return dataclasses.replace(fitted, changes=(*fitted.changes, change))
 
 
-def _without_counters(source: TableSchema, dialect: Dialect, parts: int | None) -> Fit:
+def _without_counters(source: TableSchema, dialect: Dialect, parts: int | None = None) -> Fit:
     """As `fit`, of a table among others that are status: what it counts itself, nobody would look for."""
     fitted = fit(dataclasses.replace(source, freq_dtype=None, version_dtype=None), dialect, parts=parts)
     if not source.has_freqs and not source.has_versions:
@@ -623,7 +632,7 @@ def _write_table(
         rows_read=rows,
         rows_written=fitted.schema.rows - output.duplicates,
         parts=parts,
-        bytes=fitted.schema.bytes,
+        bytes=(fitted.schema.rows - output.duplicates) * written_row_bytes(fitted.schema, dialect),
         part_rows=fitted.schema.part_rows,
         losses=tuple(losses),
         changes=fitted.changes,

@@ -63,7 +63,8 @@ class Holds:
     where any row may stand in any part. `many_parts` is False where a table is always one part. `empty_dim` is False
     where only rows tell how wide a row is. `extras` and `metadata` are None where any can be held. `slot_inits` is how
     slots of new rows may begin, of what "slots" of the metadata describes (`docs/checkpoint-layout.md`). `only_slots`
-    are all the slots that there can be, where a dialect has a place for some only.
+    are all the slots that there can be, where a dialect has a place for some only. `key_bytes` is what a key takes,
+    where that is the same for all types of keys. `keys_once` says that of rows of one key only the last is written.
     `status_tables` says that frequencies and versions are tables of their own there: where the source has such tables,
     of the names that `kvtools.status_names.status_table` gives, those are meant, and other counters are left out.
     """
@@ -86,6 +87,8 @@ class Holds:
     slot_inits: frozenset[str] = frozenset({"constant", "copy_value"})
     variables: bool = False
     status_tables: bool = False
+    key_bytes: int | None = None
+    keys_once: bool = False
 
 
 @dataclass(frozen=True)

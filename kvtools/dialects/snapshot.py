@@ -27,9 +27,9 @@ from kvtools.dialects.interface import Checkpoint, Finding, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import DEFAULT_ROW, ExtraSchema, TableSchema, VersionUnit
 from kvtools.dialects.table_record import COUNTER_DTYPES, VALUE_DTYPES, json_object
-from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
+from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions, later_rows
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
-from kvtools.quantized_rows import QUANTIZED, first_unfit, inexact
+from kvtools.quantized_rows import QUANTIZED, first_unfit
 from kvtools.remote.stored import HERE, Stored, open_binary, stored
 from kvtools.snapshot import file_errors
 from kvtools.split_manifest import SNAPSHOT as SPLIT_SNAPSHOT
@@ -303,9 +303,7 @@ class Writer(CheckpointWriter):
         self._tables[schema.name] = {"version_unit": schema.version_unit, "metadata": dict(schema.metadata)}
         losses = []
         if duplicates:
-            losses.append(f"{duplicates} rows: a later row has their key, and only the last one counts")
-        if rows_as:
-            losses.append(inexact(rows_as))
+            losses.append(later_rows(duplicates))
         return _Table(self._writer, bool(rows_as), duplicates, tuple(losses))
 
     def close(self) -> None:
@@ -336,5 +334,7 @@ DIALECT = Dialect(
         many_parts=False,
         extras=frozenset({DEFAULT_ROW}),
         metadata=None,
+        key_bytes=8,
+        keys_once=True,
     ),
 )

@@ -59,6 +59,11 @@ class ShardWriter(ABC):
         return None
 
 
+def later_rows(duplicates: int) -> str:
+    """Say what is left out where a key is kept once."""
+    return f"{duplicates} rows: a later row has their key, and only the last one counts"
+
+
 class TableWriter(ABC):
     """One table being written.
 

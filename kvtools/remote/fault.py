@@ -59,6 +59,11 @@ def _code_of(error: BaseException) -> tuple[str, int]:
     return code, status or (int(code) if code.isdigit() else 0)
 
 
+def lacks_bucket(error: BaseException) -> bool:
+    """Tell whether a store says that not even the bucket is there, in which something was looked for."""
+    return _code_of(error)[0] == "NoSuchBucket"
+
+
 def is_broken_off(error: BaseException) -> bool:
     """Tell whether a connection died, or brought too little: no answer of a store that it is busy."""
     return is_passing(error) and _code_of(error) == ("", 0)

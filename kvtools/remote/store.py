@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, OutputError
-from kvtools.remote.fault import is_passing, reason_of
+from kvtools.remote.fault import is_passing, lacks_bucket, reason_of
 from kvtools.remote.url import RemoteUrl
 
 _Result = TypeVar("_Result")
@@ -93,7 +93,7 @@ class Store:
             except KvtoolsError:
                 raise
             except Exception as error:
-                if isinstance(error, FileNotFoundError) and not writing:
+                if isinstance(error, FileNotFoundError) and not writing and not lacks_bucket(error):
                     raise
                 if not is_passing(error) or number == TRIES - 1:
                     kind = OutputError if writing else BadInputError

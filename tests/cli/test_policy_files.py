@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kvtools.array_table import table_from_arrays
+from kvtools.array_table import ArrayTable, table_from_arrays
 from kvtools.cli.main import main
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.detect import open_checkpoint
@@ -146,9 +146,9 @@ def test_tables_beside_those_of_the_option_stay(here: Path, capsys: Capture) -> 
 
 
 def test_a_budget_counts_the_bytes_that_rows_take_there(here: Path, capsys: Capture) -> None:
-    """An int8 row of 16 numbers takes 8 bytes of key, 16 + 8 of values, 64 of its slot and 4 of its frequency."""
+    """An int8 row of 16 numbers takes 8 bytes of key, 16 + 6 of values, 8 of its frequency, and no slot is there."""
     entry = '[[tables]]\nname = "user"\ndtype = "int8"\n'
-    per_row = open_checkpoint(here / "model").table("user").schema.bytes // ROWS - 4 * DIM + DIM + 8
+    per_row = 8 + DIM + 6 + 8
     (here / "small.toml").write_text(f'budget = "{5 * per_row + 3}B"\nby = "freq"\n{entry}')
     told = run(capsys, "cast model small.kvsnap --policy small.toml --to snapshot --table user")
     assert told["clipped"][0]["kept"] == 5 and told["budget"]["by"] == "freq"
@@ -188,3 +188,72 @@ def test_a_type_on_the_command_line_goes_with_a_policy_of_rows_alone(here: Path,
     found = open_checkpoint(here / "out")
     assert {table.schema.value_dtype for table in found.tables.values()} == {"bfloat16"}
     assert [found.table(name).rows for name in NAMES] == [ROWS, ROWS, int(kept("user").sum())]
+
+
+BUDGET = 1500
+WRITTEN = {
+    "clip to itself": "clip model out --budget {budget}",
+    "clip to npz": "clip model out.npz --budget {budget} --to npz",
+    "clip to snapshot": "clip model out.kvsnap --budget {budget} --to snapshot",
+    "cast to snapshot": "cast model out.kvsnap --policy budget.toml --to snapshot",
+    "cast to savedmodel": "cast model out --policy budget.toml --to savedmodel",
+    "cast to deeprec": "cast model out --policy floats.toml --to deeprec",
+    "cast to hdf5": "cast model out.h5 --policy floats.toml --to hdf5",
+    "cast to itself": "cast model out --policy floats.toml",
+    "export snapshot": "export model --snapshot out.kvsnap --budget {budget}",
+    "export savedmodel": "export model --savedmodel out --policy budget.toml",
+}
+
+
+def row_of(table: Any) -> int:
+    """What a row takes in the file where a table was read, by what is known of the format."""
+    schema = table.schema
+    value = np.dtype(ml_dtypes.bfloat16 if schema.value_dtype == "bfloat16" else schema.value_dtype).itemsize
+    size = 8 + (DIM + 6 if schema.rows_as == "int8" else DIM * value)
+    for slot in schema.slots:
+        size += slot.width * np.dtype(ml_dtypes.bfloat16 if slot.dtype == "bfloat16" else slot.dtype).itemsize
+    counters = [dtype for dtype in (schema.freq_dtype, schema.version_dtype) if dtype]
+    return size + sum(np.dtype(dtype).itemsize for dtype in counters)
+
+
+@pytest.mark.parametrize("line", WRITTEN.values(), ids=WRITTEN)
+def test_a_budget_counts_what_is_written(line: str, here: Path, capsys: Capture) -> None:
+    head = f"budget = {BUDGET}\n"
+    (here / "budget.toml").write_text(head + POLICY.replace("min-freq = 4\n", "").replace("clip-l2 = 2.5\n", ""))
+    (here / "floats.toml").write_text(head + '[[tables]]\nname = "user"\ndtype = "bfloat16"\n')
+    told = run(capsys, line.format(budget=BUDGET))
+    output = next(path for path in ("out", "out.npz", "out.kvsnap", "out.h5") if f" {path} " in f"{line} ")
+    tables = open_checkpoint(here / output).tables
+    sizes = {name: row_of(table) for name, table in tables.items()}
+    there = {name: table.rows * sizes[name] for name, table in tables.items()}
+    assert BUDGET - max(sizes.values()) < sum(there.values()) <= BUDGET
+    assert {table["name"]: table["bytes"] for table in told["tables"]} == there
+    if "clipped" in told:
+        assert {choice["table"]: choice["bytes"] for choice in told["clipped"]} == there
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cast model out.kvsnap --policy policy.toml --to snapshot",
+        "cast twice.npz out.kvsnap --to snapshot --dtype bfloat16",
+    ],
+)
+def test_a_dry_run_tells_the_losses_of_the_real_one(line: str, here: Path, capsys: Capture) -> None:
+    keys, values, freqs = rows_of(0)
+    write_tables([ArrayTable("user", keys // 21, values, freqs=freqs)], here / "twice.npz", "npz")
+    planned, told = run(capsys, f"{line} --dry-run"), run(capsys, line)
+    assert planned.pop("dry_run") is True
+    for account in (planned, told):
+        assert any("rows are int8" in loss or "a later row" in loss for t in account["tables"] for loss in t["losses"])
+        for table in account["tables"]:
+            table["checks"] = [check.replace("rows read and written", "rows read") for check in table["checks"]]
+    assert planned == told
+
+
+def test_a_planned_migration_tells_what_int8_loses(here: Path, capsys: Capture) -> None:
+    line = "migrate model out.kvsnap --to snapshot --compression int8"
+    planned, told = run(capsys, f"{line} --dry-run"), run(capsys, line)
+    assert any("rows are int8" in loss for loss in planned["tables"][0]["losses"])
+    for what in ("losses", "bytes", "rows_written"):
+        assert [table[what] for table in planned["tables"]] == [table[what] for table in told["tables"]]

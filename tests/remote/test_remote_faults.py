@@ -168,6 +168,14 @@ def test_listing_that_is_denied_is_told(bucket: Bucket, url: str) -> None:
         kvtools.open(url)
 
 
+@pytest.mark.parametrize("name", ["x", "folder/model.ckpt", ""])
+def test_a_bucket_that_is_not_there_is_told(bucket: Bucket, name: str) -> None:
+    with pytest.raises(KvtoolsError, match=r"'s3://no-such-bucket.*NoSuchBucket: there is no such bucket; check its"):
+        kvtools.open(f"s3://no-such-bucket/{name}")
+    with pytest.raises(KvtoolsError, match="no such file, no such folder"):
+        kvtools.open(f"{bucket.url}/not-there")
+
+
 def test_one_file_is_read_where_listing_is_denied(bucket: Bucket, tmp_path: Path) -> None:
     write_tables([ArrayTable("emb", np.arange(5), np.ones((5, 2), np.float32))], tmp_path / "t.npz", "npz")
     url = bucket.put(tmp_path / "t.npz", "only/t.npz")

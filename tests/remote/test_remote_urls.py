@@ -170,6 +170,13 @@ def test_following_and_keeping_versions_in_a_store_are_refused(memory: Any, caps
     assert "rules remove old versions" in capsys.readouterr().err
 
 
+def test_checksums_are_written_for_local_files_only(memory: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _, place = memory
+    assert main(["verify", f"{place}/m.ckpt", "--write-checksums"]) == 2
+    said = capsys.readouterr().err
+    assert "written for local files only; copy it" in said and f"`kvtools migrate {place}/m.ckpt OUT`" in said
+
+
 def test_what_is_not_there_is_told_by_its_url(memory: Any, capsys: pytest.CaptureFixture[str]) -> None:
     _, place = memory
     with pytest.raises(BadInputError) as raised:
