@@ -79,7 +79,7 @@ def test_a_snapshot(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
     out = str(tmp_path / "out.kvsnap")
     assert main(["export", "--snapshot", out, str(sample_path), "--clip-l2", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["ads/emb", "ads_emb", "9", "2", "216", "B", "48", "B", "4.55%"]
+    assert lines[1].split() == ["ads/emb", "ads_emb", "9", "2", "288", "B", "64", "B", "4.55%"]
     assert lines[-1] == f"wrote {out}"
     again = ["export", "--snapshot", out, str(sample_path), "--dtype", "int8", "--json"]
     assert main(again) == 1
