@@ -11,7 +11,6 @@ Unix seconds or Arrow timestamps, in the column `timestamp` or `time` unless ano
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from kvtools.dialects.arrow_columns import import_pyarrow
 from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError, KvtoolsError, UsageError
 from kvtools.remote.stored import keep_below
+from kvtools.table_names import near
 
 TABLE, KEY = "table", "key"
 """The columns of a log with a row for each lookup."""
@@ -100,9 +100,7 @@ class IdLog:
         if name in self.others:
             raise UsageError(f"{doing}: {self.why_no_ids(name)}")
         known = [*self.features, *self.others]
-        near = difflib.get_close_matches(name, known, 1)
-        meant = f"; did you mean '{near[0]}'?" if near else ""
-        raise UsageError(f"{doing}: it has no column '{name}', but {_listed(known)}{meant}")
+        raise UsageError(f"{doing}: it has no column '{name}', but {_listed(known)}{near(name, known)}")
 
     def why_no_ids(self, name: str) -> str:
         """Say why a column that is there holds no ids, and what to do."""
@@ -273,9 +271,7 @@ def _time_column(known: Sequence[str], wanted: str | None, doing: str) -> str | 
     if wanted is None:
         return next((name for name in TIMES if name in known), None)
     if wanted not in known:
-        near = difflib.get_close_matches(wanted, known, 1)
-        meant = f"; did you mean '{near[0]}'?" if near else ""
-        raise UsageError(f"{doing}: it has no column '{wanted}' of times, but {_listed(known)}{meant}")
+        raise UsageError(f"{doing}: it has no column '{wanted}' of times, but {_listed(known)}{near(wanted, known)}")
     return wanted
 
 
@@ -587,9 +583,8 @@ def check_table(log: IdLog, table: str, tables: Sequence[str] | None) -> None:
     """Raise `UsageError` where there is no such table; it names those that are near."""
     if tables is None or table in tables:
         return
-    near = difflib.get_close_matches(table, tables, 1)
-    meant = f"; did you mean '{near[0]}'?" if near else ""
-    raise UsageError(f"reading the log '{log.path}': there is no table '{table}', but {_listed(list(tables))}{meant}")
+    known = f"{_listed(list(tables))}{near(table, tables)}"
+    raise UsageError(f"reading the log '{log.path}': there is no table '{table}', but {known}")
 
 
 def as_keys(ids: Array, dtype: np.dtype[Any], doing: str) -> Array:

@@ -118,7 +118,7 @@ def replace_files(target: Path, *, force: bool = False, dry_run: bool = False) -
             if file.name not in names:
                 file.unlink(missing_ok=True)
         target.with_name(target.name + CHECKSUMS).unlink(missing_ok=True)
-        _sync(target.parent)
+        sync(target.parent)
 
 
 def check_free(target: Path, *, force: bool) -> None:
@@ -271,7 +271,7 @@ def _move_into_place(work: Path, target: Path) -> None:
         target.rename(old)
         work.rename(target)
         shutil.rmtree(old, ignore_errors=True)
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def _exchange(a: Path, b: Path) -> bool:
@@ -312,11 +312,12 @@ def _sync_tree(folder: Path) -> None:
         paths += [Path(parent), *(Path(parent) / file for file in files)]
     # At once: a file system writes its journal for all that wait, not once for each of thousands of files.
     with ThreadPoolExecutor(min(_SYNCED_AT_ONCE, len(paths))) as pool:
-        for _ in pool.map(_sync, paths):
+        for _ in pool.map(sync, paths):
             pass
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return when a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

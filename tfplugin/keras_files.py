@@ -158,7 +158,7 @@ def _is_remote(path: Any) -> bool:
 @contextlib.contextmanager
 def _written_whole(target: Path) -> Iterator[Path]:
     """Gives a path beside `target`, of its name, that takes its place when the block ends: a file or a folder."""
-    from kvtools.replace_output import _sync, _sync_tree, check_free, work_folder
+    from kvtools.replace_output import _sync_tree, check_free, sync, work_folder
 
     target = target.resolve()  # what a link leads to
     with work_folder(target) as scratch:
@@ -172,10 +172,10 @@ def _written_whole(target: Path) -> Iterator[Path]:
                     shutil.rmtree(target / entry.name)
                 entry.replace(target / entry.name)
         elif staged.exists():  # not where Keras was told not to overwrite
-            _sync(staged)
+            sync(staged)
             check_free(target, force=True)
             staged.replace(target)
-        _sync(target.parent)
+        sync(target.parent)
 
 
 def _save_to(

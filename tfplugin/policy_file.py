@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
 from tfplugin.policies import (
@@ -45,12 +44,12 @@ class PolicyFile:
           ValueError: no entry matches it. An entry with ``name = "*"`` at the end matches all tables.
         """
         if not any(rule.matches(table) for rule in self._policy.rules):
+            from kvtools.table_names import near
+
             names = [pattern for rule in self._policy.rules for pattern in rule.patterns]
-            near = difflib.get_close_matches(table, names, 1)
-            meant = f"; did you mean '{near[0]}'?" if near else ""
             raise ValueError(
-                f"The policy '{self._path}' has no entry for table '{table}', but for {names}{meant} An entry with "
-                'name = "*" at the end is for all others.'
+                f"The policy '{self._path}' has no entry for table '{table}', but for {names}{near(table, names)}"
+                ' An entry with name = "*" at the end is for all others.'
             )
         return _arguments(self._policy.training(table))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -54,6 +53,7 @@ from kvtools.dialects.weight_map import weight_map
 from kvtools.dialects.writing import CheckpointWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.remote.stored import read_bytes
+from kvtools.replace_output import sync
 
 NAME = "huggingface"
 INDEX = "model.safetensors.index.json"
@@ -264,7 +264,7 @@ class Writer(CheckpointWriter):
         files, total = {}, 0
         for number, file in enumerate(self._files, 1):
             name = f"model-{number:05d}-of-{len(self._files):05d}{_FILE}"
-            _sync(file.path)
+            sync(file.path)
             file.path.rename(self._folder / name)
             files.update(dict.fromkeys(file.tensors, name))
             total += sum(tensor.size for tensor in file.tensors.values())
@@ -277,7 +277,7 @@ class Writer(CheckpointWriter):
         }
         path = self._folder / INDEX
         path.write_text(json.dumps(index, indent=2) + "\n")
-        _sync(path)
+        sync(path)
 
     def _join_variables(self) -> None:
         if not self._variables:
@@ -301,14 +301,6 @@ class Writer(CheckpointWriter):
         if name in self._taken or name == "__metadata__":
             raise BadInputError(f"{doing}: two tensors would be called '{name}'; rename a table, see `kvtools rename`")
         self._taken.add(name)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 DIALECT = Dialect(
