@@ -108,7 +108,8 @@ def measure(say: Callable[[str], None], megabytes: Sequence[int] = MEGABYTES) ->
                 for side, program in SIDES.items():
                     copy = Path(folder) / "copy"
                     run = [sys.executable, "-c", program, f"model-{size}", str(copy)]
-                    told = subprocess.run(run, check=True, capture_output=True, text=True).stdout
+                    # In the folder: in that of the repository its packages would hide the installed ones.
+                    told = subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True, cwd=folder).stdout
                     seconds.setdefault(side, []).append(float(told))
                     copy.unlink(missing_ok=True)
                     say(f"  {size} MB from S3: {side}: {seconds[side][-1]:.2f} s")

@@ -196,15 +196,13 @@ def ratio(target: Target, runs: dict[str, list[Run]]) -> dict[str, Any]:
     }
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The result as a page."""
-    on = result["machine"]
+def commands(result: dict[str, Any]) -> str:
+    """The commands' result as a section of a page."""
     lines = [
-        f"# Offline tools: {on['cpu']}, {on['cpus']} CPUs",
+        "## Commands",
         "",
-        f"{result['date']}, {result['rounds']} rounds; Linux {on['kernel']}, {on['memory_gib']} GiB, Python"
-        f" {on['python']}; load average before the run {on['load_before']:.2f}. A bundle of {result['rows']:,} rows,"
-        f" {result['bytes'] / 1e9:.2f} GB, dim {DIM}, {PARTS} parts, in the page cache.",
+        f"A bundle of {result['rows']:,} rows, {result['bytes'] / 1e9:.2f} GB, dim {DIM}, {PARTS} parts, in the page"
+        " cache.",
         "",
         "| command | seconds (median) | GB/s | peak memory, MiB |",
         "|---|---|---|---|",
@@ -219,8 +217,31 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {entry['side']} | {entry['to']} | {what} | {entry['ratio']:.2f} | ≥ {entry['at_least']:g} | {reached} |"
         )
-    more = {"queries": queries, "asked_rows": asked_rows, "many_tables": many_tables, "s3_reads": s3_reads}
-    return "\n".join([*lines, *(f"\n{part.markdown(result[name])}" for name, part in more.items())])
+    return "\n".join([*lines, ""])
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as a page: what was measured of the parts, each with its date."""
+    on = result["machine"]
+    lines = [
+        f"# Offline tools: {on['cpu']}, {on['cpus']} CPUs",
+        "",
+        f"{result['rounds']} rounds; Linux {on['kernel']}, {on['memory_gib']} GiB, Python {on['python']}; load average"
+        f" before the run {on['load_before']:.2f}.",
+    ]
+    for name, tell in MARKDOWN.items():
+        if name in result:
+            lines += ["", tell(result[name]["found"]).rstrip(), "", f"({result[name]['date']})"]
+    return "\n".join([*lines, ""])
+
+
+MARKDOWN: dict[str, Callable[[Any], str]] = {
+    "commands": commands,
+    "asked_rows": asked_rows.markdown,
+    "queries": queries.markdown,
+    "many_tables": many_tables.markdown,
+    "s3_reads": s3_reads.markdown,
+}
 
 
 def main() -> None:
@@ -228,6 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=4.0, help="size of the table (default: 4)")
     parser.add_argument("--rounds", type=int, default=3, help="how often every side runs (default: 3)")
+    parser.add_argument("--only", nargs="+", choices=MARKDOWN, help="measure these parts (default: all)")
     parser.add_argument("--output", type=Path, help="folder for the .md and .json (default: benchmarks/results)")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -239,21 +261,23 @@ def main() -> None:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    result = {
-        "date": datetime.date.today().isoformat(),
-        "rounds": args.rounds,
-        "machine": on,
-        **measure(args.gigabytes, args.rounds, say),
-        "asked_rows": asked_rows.measure(say),
-        "queries": queries.measure((args.gigabytes / 10, args.gigabytes), args.rounds, say),
-        "many_tables": many_tables.measure(say),
-        "s3_reads": s3_reads.measure(say),
+    measures: dict[str, Callable[[], Any]] = {
+        "commands": lambda: measure(args.gigabytes, args.rounds, say),
+        "asked_rows": lambda: asked_rows.measure(say),
+        "queries": lambda: queries.measure((args.gigabytes / 10, args.gigabytes), args.rounds, say),
+        "many_tables": lambda: many_tables.measure(say),
+        "s3_reads": lambda: s3_reads.measure(say),
     }
     output = args.output or ROOT / "benchmarks" / "results"
     output.mkdir(parents=True, exist_ok=True)
-    stem = file_name(on, "tools")
-    (output / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (output / f"{stem}.md").write_text(markdown(result))
+    numbers, page = (output / f"{file_name(on, 'tools')}.{ending}" for ending in ("json", "md"))
+    kept = json.loads(numbers.read_text()) if numbers.exists() else {}
+    result = {**kept, "rounds": args.rounds, "machine": on}
+    for name in args.only or measures:
+        result[name] = {"date": datetime.date.today().isoformat(), "found": measures[name]()}
+        # As each is there: the next one takes minutes, and may fail.
+        numbers.write_text(json.dumps(result, indent=1) + "\n")
+        page.write_text(markdown(result))
     print(markdown(result))
 
 

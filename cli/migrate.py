@@ -29,6 +29,7 @@ from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.errors import BadInputError
 from kvtools.migrate import check_output, output_of, plan_tables, write_tables
 from kvtools.row_filter import condition_of
+from kvtools.written_bytes import row_bytes_in
 
 
 def run(
@@ -102,8 +103,14 @@ def run(
     choices: list[Choice] = []
     if condition is not None:
         with progress_bar("choosing rows of") as progress:
+            names = [one.schema.name for one in tables]
             tables, choices = rows_that_meet(
-                tables, condition, memory=bytes_of(output.memory), workers=output.workers, progress=progress
+                tables,
+                condition,
+                size=row_bytes_in(target.name, names, compression=options.compression),
+                memory=bytes_of(output.memory),
+                workers=output.workers,
+                progress=progress,
             )
         if not as_json:
             print_choices(choices)

@@ -14,6 +14,7 @@ from kvtools.cli.options import AsJson, Output, OutputPath, Source, SourcePath, 
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.terminal import prose
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.errors import UsageError
 from kvtools.field_names import field_of
 from kvtools.repair import NanRule, Repair, RepairedTable, Repairs, repair
 
@@ -32,11 +33,13 @@ def run(
         ),
     ] = None,
     duplicates: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--duplicates", metavar="last|first|sum|error", help="Of rows of one key keep the last, the first, the sum."
+            "--duplicates",
+            metavar="last|first|sum|error",
+            help="Of rows of one key keep the last (default), the first, the sum.",
         ),
-    ] = "last",
+    ] = None,
     only: Annotated[
         str | None, typer.Option("--only", metavar="KINDS", help="Of nan, duplicates and orphans, mend these alone.")
     ] = None,
@@ -91,14 +94,19 @@ def _described(one: RepairedTable) -> dict[str, Any]:
     return {**dataclasses.asdict(one), "non_finite": {field_of(name): count for name, count in one.non_finite.items()}}
 
 
-def _repairs(nan: list[str], duplicates: str, only: str | None, salvage: bool) -> Repairs:
+def _repairs(nan: list[str], duplicates: str | None, only: str | None, salvage: bool) -> Repairs:
     of_all: list[NanRule] = [rule for rule in nan if "=" not in rule]  # type: ignore[misc]
     of_tables = tuple((text.rpartition("=")[0], text.rpartition("=")[2]) for text in nan if "=" in text)
     chosen = Repairs().only if only is None else frozenset(kind.strip() for kind in only.split(","))
+    for kind, option, given in (("nan", "--nan", bool(nan)), ("duplicates", "--duplicates", duplicates is not None)):
+        if given and kind not in chosen:
+            raise UsageError(
+                f"repairing: {option} says what becomes of {kind}, and --only {only} leaves them as they are"
+            )
     return Repairs(
         nan=of_all[-1] if of_all else "drop",
         nan_of=of_tables,  # type: ignore[arg-type]
-        duplicates=duplicates,  # type: ignore[arg-type]
+        duplicates=duplicates or Repairs().duplicates,  # type: ignore[arg-type]
         only=chosen,  # type: ignore[arg-type]
         salvage=salvage,
     )

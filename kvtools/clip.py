@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -380,6 +380,7 @@ def rows_that_meet(
     tables: Sequence[TableReader],
     where: Where,
     *,
+    size: Callable[[TableSchema], int] | None = None,
     memory: int = 1 << 30,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -389,6 +390,7 @@ def rows_that_meet(
     Args:
         tables: any tables, which are read once for it.
         where: the condition.
+        size: tells the bytes of a row where it goes, by the table's schema; those where it is, if None.
         memory: bytes to stay within.
         workers: how many parts to read at once.
         progress: called as rows are read.
@@ -399,7 +401,17 @@ def rows_that_meet(
     criteria = Criteria(where=where)
     for table in tables:
         criteria.columns_of(table)
-    choices = [choose_rows(table, criteria, memory=memory, workers=workers, progress=progress) for table in tables]
+    choices = [
+        choose_rows(
+            table,
+            criteria,
+            size=None if size is None else size(table.schema),
+            memory=memory,
+            workers=workers,
+            progress=progress,
+        )
+        for table in tables
+    ]
     return [MaskedTable(table, choice.mask) for table, choice in zip(tables, choices, strict=True)], choices
 
 

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "serving/csv_rows.h"
@@ -45,13 +44,16 @@ nb::bytes CsvLines(const nb::list& arrays, int64_t begin, int64_t end) {
     columns.push_back({TypeOf(array.dtype()), array.data(), flat ? 1 : static_cast<int64_t>(array.shape(1))});
   }
   if (columns.empty() || columns[0].width == 0) throw nb::value_error("a line begins with a number");
-  const std::unique_ptr<char[]> text(new char[LongestCsvLine(columns) * static_cast<size_t>(end - begin)]);
+  // Kept by each thread: fresh memory is handed out page by page, which takes as long as the text.
+  static thread_local std::vector<char> text;
   size_t size;
   {
     const nb::gil_scoped_release release;
-    size = static_cast<size_t>(WriteCsvLines(columns, begin, end, text.get()) - text.get());
+    const size_t most = LongestCsvLine(columns) * static_cast<size_t>(end - begin);
+    if (text.size() < most) text.resize(most);
+    size = static_cast<size_t>(WriteCsvLines(columns, begin, end, text.data()) - text.data());
   }
-  return nb::bytes(text.get(), size);
+  return nb::bytes(text.data(), size);
 }
 
 }  // namespace

@@ -16,7 +16,11 @@ from kvtools.dialects.column import Column
 from kvtools.dialects.interface import Finding, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY
 from kvtools.dialects.schema import TableSchema
+from kvtools.engine import run_all
 from kvtools.key_join import match_rows
+
+_ROWS_FOR_THREADS = 1 << 14
+"""How many rows are taken of several parts at once."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +77,31 @@ class ColumnTable(TableReader):
             chosen = _chosen(self._parts[0], columns)
             return self._chunk({name: tensor.take(rows) for name, tensor in chosen.items()})
         which = np.searchsorted(self._starts, rows, side="right") - 1
+        ascending = bool((which[1:] >= which[:-1]).all())
         first = _chosen(self._parts[0], columns)
         arrays: dict[Any, Array] = {
             name: np.empty((len(rows), *tensor.row_shape), tensor.dtype) for name, tensor in first.items()
         }
         # Only parts that have some of the rows are looked at: a table may have thousands.
-        order = np.argsort(which, kind="stable")
-        numbers, starts = np.unique(which[order], return_index=True)
-        for number, here in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
-            for name, tensor in _chosen(self._parts[number], columns).items():
+        order = None if ascending else np.argsort(which, kind="stable")
+        numbers, starts = np.unique(which if order is None else which[order], return_index=True)
+        stops = [*starts[1:].tolist(), len(rows)]
+        places: list[Any] = [slice(*ends) for ends in zip(starts.tolist(), stops, strict=False)]
+        if order is not None:
+            places = [order[place] for place in places]
+        found = [_chosen(self._parts[number], columns) for number in numbers.tolist()]
+        for tensors in found:
+            for name, tensor in tensors.items():
                 if name not in arrays:
                     arrays[name] = np.empty((len(rows), *tensor.row_shape), tensor.dtype)
-                arrays[name][here] = tensor.take(rows[here] - self._starts[number])
+
+        def copy(at: int) -> None:
+            here = places[at]
+            for name, tensor in found[at].items():
+                arrays[name][here] = tensor.take(rows[here] - self._starts[numbers[at]])
+
+        for _ in run_all(copy, range(len(found)), workers=None if len(rows) >= _ROWS_FOR_THREADS else 1):
+            pass
         return self._chunk(arrays)
 
     def extra(self, name: str) -> Array:

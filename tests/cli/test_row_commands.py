@@ -341,6 +341,9 @@ def test_rows_that_are_written_meet_it(
         failed = {one["table"]: one["failed"]["where"] for one in told["clipped"]}
         assert failed == {name: int((~meets(tables[name])).sum()) for name in ("deep/item", "deep/user")}
         assert written["wide"].rows == 20
+    if command == "migrate":
+        kept = {one["table"]: one["bytes"] for one in told["clipped"]}
+        assert kept == {one["name"]: one["bytes"] for one in told["tables"]}
 
 
 def test_clip_drops_rows_that_meet_a_condition(

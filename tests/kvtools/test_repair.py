@@ -347,6 +347,19 @@ def test_an_account_is_printed_and_told_as_json(tmp_path: Path) -> None:
     assert one["non_finite"] == {"value": 2, "Adam.m": 1} and told["lost"] == []
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["--only", "duplicates", "--nan", "zero"], "--nan says what becomes of nan, and --only duplicates leaves"),
+        (["--only", "nan", "--duplicates", "last"], "--duplicates says what becomes of duplicates, and --only nan"),
+    ],
+)
+def test_a_rule_of_what_is_not_mended_is_refused(tmp_path: Path, line: list[str], said: str) -> None:
+    write_tables([bad_table()], tmp_path / "a.npz", "npz")
+    status, _, err = run("repair", str(tmp_path / "a.npz"), str(tmp_path / "b.npz"), *line)
+    assert status == 2 and said in " ".join(err.split()) and not (tmp_path / "b.npz").exists()
+
+
 def test_in_place_only_by_force(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     write_tables([bad_table()], path, "npz")
