@@ -18,8 +18,9 @@ namespace kvtable {
 
 // Everything but `size` is guarded by `lock`.
 struct alignas(64) Shard {
-  Shard(std::shared_ptr<const RowLayout> row_layout, bool huge_pages)
-      : index(huge_pages), rows(row_layout->row_bytes, huge_pages), layout(std::move(row_layout)) {}
+  // `phase` is that of its index.
+  Shard(std::shared_ptr<const RowLayout> row_layout, bool huge_pages, double phase = 0)
+      : index(huge_pages, phase), rows(row_layout->row_bytes, huge_pages), layout(std::move(row_layout)) {}
 
   mutable RwSpinlock lock;
   std::atomic<int64_t> size{0};  // live rows; written under the lock, read without

@@ -45,7 +45,9 @@ ShardedTable::ShardedTable(const TableOptions& options)
       ages_(options.expiry) {
   const int shards = options.shards == 0 ? DefaultShards() : options.shards;
   while ((1 << shard_bits_) < shards) ++shard_bits_;
-  for (int i = 0; i < shards; ++i) shards_.push_back(std::make_unique<Shard>(layout_, options.huge_pages));
+  for (int i = 0; i < shards; ++i) {
+    shards_.push_back(std::make_unique<Shard>(layout_, options.huge_pages, static_cast<double>(i) / shards));
+  }
   if (options.capacity_hint > 0) Reserve(options.capacity_hint, Serial());
 }
 
