@@ -4,10 +4,10 @@ It starts from what ``lock_benchmark`` measures on this machine: what a key cost
 what it costs to fetch a cache line from another processor. It plays the locks event by event: blocks of a lookup that
 take the shards they touch, writers that wait for those who read, cache lines that one processor at a time can write,
 processors that threads share by turns. It knows nothing of memory bandwidth: where the memory is the limit, it is too
-hopeful. What it says of machines of 4 to 64 processors is a model's word; ``--validate`` puts it beside this machine.
+hopeful. It is put beside what was measured of one thread, of as many as this machine has processors, and of more; what
+it says of machines of 4 to 64 processors is a model's word.
 
-    python benchmarks/lock_model.py --validate      # one thread, as many as processors, and more than processors
-    python benchmarks/lock_model.py                 # 1 to 64 processors, both ways of locking
+    python benchmarks/lock_model.py
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,11 +33,12 @@ class Costs:
     read: float  # a key of a lookup
     write: float  # a key of a step, under its shard's lock
     group: float  # a key of a step, before: sorted by shard, made distinct
-    line: float = 100.0  # to fetch a line that another processor has written
+    line: float = 75.0  # to fetch a line that another processor has written
+    abreast: int = 8  # lines that a processor fetches at once, where it needs several
     own_line: float = 6.0  # to write a line that is here
-    block: int = 2048  # keys of a lookup under one set of locks
+    block: int = 512  # keys of a lookup under one set of locks
     turn: int = 256  # keys that a writer writes before it looks whether lookups wait
-    spin: float = 30_000.0  # who waits for longer than this sleeps
+    spin: float = 100_000.0  # who waits for longer than this sleeps
     nap: float = 110_000.0  # for as long as this, once and again
     slice: float = 3_000_000.0  # of a processor, where there are more threads
 
@@ -88,7 +88,7 @@ def zipf_shares(shards: int, exponent: float, batch: int, rows: int = 1_000_000,
     weights = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
     ids = np.unique(np.searchsorted(np.cumsum(weights) / weights.sum(), rng.random(batch)))
     counts = np.bincount(rng.integers(0, shards, rows)[ids.clip(max=rows - 1)], minlength=shards)
-    return tuple(counts / counts.sum())
+    return tuple(map(float, counts / counts.sum()))
 
 
 @dataclass
@@ -197,14 +197,15 @@ class Table:
         self.costs = machine.costs
         self.locks = [Lock() for _ in range(load.shards)]
         shares = np.asarray(load.shares or [1.0 / load.shards] * load.shards)
-        self.group_sizes = [int(round(share * load.batch)) for share in shares]
+        self.group_sizes = [round(share * load.batch) for share in shares]
 
-    def touch(self, line: Line, thread: Thread) -> float:
-        """Write a line: how long until it is written."""
-        cost = self.costs.own_line if line.owner == thread.number else self.costs.line
-        begin = max(self.machine.now, line.free_at)
-        line.owner, line.free_at = thread.number, begin + cost
-        return line.free_at - self.machine.now
+    def touch(self, line: Line, thread: Thread, abreast: int = 1) -> float:
+        """Write a line, one of several abreast: how long until it is written. Nobody else has it that long."""
+        if line.owner == thread.number and line.free_at <= self.machine.now:
+            return self.costs.own_line
+        waits = max(0.0, line.free_at - self.machine.now)
+        line.owner, line.free_at = thread.number, self.machine.now + waits + self.costs.line
+        return max(self.costs.own_line, waits + self.costs.line / abreast)
 
     def reader(self, thread: Thread) -> Script:
         """Lookups, one after the other."""
@@ -246,25 +247,27 @@ class Table:
 
 
 class CountedLocks(Table):
-    """As it was: a block counts itself in the lock of each shard, in ascending order, and waits there with those that it
-    has; a step begins with the first shard, and keeps each for all of its keys.
+    """What the engine had before: a block of 2,048 keys counts itself in the lock of each shard, in ascending order,
+    and waits there with those that it has; a step begins with the first shard, and keeps each for all of its keys.
     """
+
+    block = 2048
 
     def reader(self, thread: Thread) -> Script:
         """A block after the other."""
         costs = self.costs
         while True:
             for lock in self.locks:
-                yield self.touch(lock.line, thread)
+                yield self.touch(lock.line, thread, costs.abreast)
                 if lock.writer or lock.writers_waiting:
                     lock.readers_waiting.append(thread)
                     yield None  # whoever wakes it has counted it
                 else:
                     lock.readers += 1
-            keys = min(costs.block, self.load.read_batch)
+            keys = min(self.block, self.load.read_batch)
             yield costs.read * keys
             for lock in self.locks:
-                yield self.touch(lock.line, thread)
+                yield self.touch(lock.line, thread, costs.abreast)
                 self._unlock_shared(lock)
             thread.done += keys
 
@@ -287,8 +290,8 @@ class CountedLocks(Table):
 
 
 class Seats(Table):
-    """As it is: a block takes a seat, a line of its own, and puts off the keys of shards that writers have; a step begins
-    with a shard that nobody writes, and lets lookups in that wait.
+    """As it is: a block takes a seat, a line of its own, and puts off the keys of shards that writers have; a step
+    begins with a shard that nobody writes, and lets lookups in that wait.
     """
 
     def __init__(self, machine: Machine, load: Load) -> None:
@@ -360,7 +363,7 @@ class Seats(Table):
             yield from self._lock(thread, lock)
             yield self.touch(self.kept_line, thread)
             self.kept[shard] = True
-            yield costs.line * min(self.load.readers, self.load.processors) / 4  # looks at the seats, some at once
+            yield costs.line * min(self.load.readers, self.load.processors) / costs.abreast  # looks at the seats
             if self.reading[shard]:
                 self.keeper[shard] = thread
                 yield None
@@ -410,3 +413,119 @@ def simulate(load: Load, costs: Costs, kind: type[Table], milliseconds: float = 
         writes=sum(done[load.readers :]) / milliseconds / 1e3,
         waits=1e3 * (machine.waits - waits) / milliseconds,
     )
+
+
+#: Lookups and steps of the points that are measured: one thread, as many as processors, more than processors.
+VALIDATED = ((1, 0), (0, 1), (2, 0), (0, 2), (1, 1), (4, 0), (0, 4), (4, 4))
+
+
+def measured_costs(measured: dict[str, Any], shards: int, busy: int) -> Costs:
+    """The costs that ``lock_benchmark`` found with so many processors busy, each thread with a table of its own."""
+
+    def of(readers: int, writers: int) -> dict[str, Any]:
+        wanted = (shards, readers, writers)
+        return next(p for p in measured["points"] if (p["shards"], p["readers"], p["writers"]) == wanted)
+
+    reads, writes = of(busy, 0), of(0, busy)
+    group = reads["group_ns"]
+    return Costs(
+        read=1e3 * busy / reads["reads_apart"],
+        write=1e3 * busy / writes["writes_apart"] - group,
+        group=group,
+        line=measured["line_transfer_ns"],
+        own_line=measured["own_line_ns"],
+    )
+
+
+def validate(measured: dict[str, Any], processors: int = 2) -> list[dict[str, Any]]:
+    """What was measured of each point, and what the model says of it."""
+    rows = []
+    for point in measured["points"]:
+        busy = min(point["readers"] + point["writers"], processors)
+        costs = measured_costs(measured, point["shards"], busy)
+        load = Load(
+            processors,
+            point["readers"],
+            point["writers"],
+            point["shards"],
+            batch=measured["batch"],
+            read_batch=measured["read_batch"],
+        )
+        says = simulate(load, costs, Seats, 200.0)
+        row = {name: point[name] for name in ("shards", "readers", "writers", "reads", "writes")}
+        rows.append({**row, "model_reads": says.reads, "model_writes": says.writes})
+    return rows
+
+
+def predict(costs: Costs, processors: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> list[dict[str, Any]]:
+    """What the model says of machines with as many threads as processors: shares of what threads would do that share no
+    table. `zipf`: the steps' ids follow a Zipf law.
+    """
+    rows = []
+    for cpus in processors:
+        shards = default_shards(cpus)
+        loads = {"lookups": (cpus, 0), "steps": (0, cpus)}
+        if cpus > 1:
+            loads |= {"lookups beside one": (cpus - 1, 1), "half and half": (cpus // 2, cpus // 2)}
+        for name, (readers, writers) in loads.items():
+            for ids in ("uniform", "zipf") if writers else ("uniform",):
+                shares = zipf_shares(shards, 1.05, 65_536) if ids == "zipf" else ()
+                load = Load(cpus, readers, writers, shards, shares=shares)
+                row: dict[str, Any] = {"processors": cpus, "shards": shards, "load": name, "ids": ids}
+                for kind in (CountedLocks, Seats):
+                    says = simulate(load, costs, kind, 20.0)
+                    row[kind.__name__] = {
+                        "reads": says.reads * costs.read / 1e3 / readers if readers else None,
+                        "writes": says.writes * (costs.write + costs.group) / 1e3 / writers if writers else None,
+                    }
+                rows.append(row)
+    return rows
+
+
+def markdown(validated: list[dict[str, Any]], predicted: list[dict[str, Any]], costs: Costs) -> str:
+    """Both as a page."""
+
+    def cell(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}"
+
+    lines = [
+        "Measured on this machine, and the model's word, millions of keys a second:",
+        "",
+        "| lookups + steps | shards | looked up | model | trained | model |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['readers']} + {row['writers']} | {row['shards']} | {row['reads']:.1f} | {row['model_reads']:.1f} | "
+        f"{row['writes']:.1f} | {row['model_writes']:.1f} |"
+        for row in validated
+    ]
+    lines += [
+        "",
+        "**A model's word, not measured**: shares of what the same threads would do if they shared no table, memory as "
+        f"fast for all as for one; {costs.read:.0f} ns a key of a lookup, {costs.write + costs.group:.0f} of a step:",
+        "",
+        "| processors | shards | threads | ids | looked up, before | now | trained, before | now |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in predicted:
+        before, now = row["CountedLocks"], row["Seats"]
+        cells = [before["reads"], now["reads"], before["writes"], now["writes"]]
+        first = f"| {row['processors']} | {row['shards']} | {row['load']} | {row['ids']} | "
+        lines.append(first + " | ".join(map(cell, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measured", type=argparse.FileType(), help="what lock_benchmark printed (default: run it)")
+    parser.add_argument("--processors", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    args = parser.parse_args()
+    points = ",".join(f"{readers}+{writers}" for readers, writers in VALIDATED)
+    measured = json.load(args.measured) if args.measured else lock_benchmark(points)
+    costs = measured_costs(measured, 8, 1)
+    print(markdown(validate(measured), predict(costs, tuple(args.processors)), costs), end="")
+
+
+if __name__ == "__main__":
+    main()

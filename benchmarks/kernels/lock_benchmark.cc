@@ -35,7 +35,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kBatches = 16;   // of a thread, over and over
-constexpr size_t kMostTables = 4;  // with more threads apart, some share one
+constexpr size_t kMostTables = 8;  // with more threads apart, some share one
 
 struct Flags {
   int64_t rows = 2'000'000;

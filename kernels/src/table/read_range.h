@@ -16,8 +16,8 @@
 
 namespace kvtable {
 
-inline constexpr int64_t kBlock = 2048;             // keys of a lookup under one set of locks
-inline constexpr int64_t kRowsAhead = 32;           // rows of a lookup asked for before the one being copied
+inline constexpr int64_t kBlock = 512;     // keys of a lookup under one set of locks: what writers wait for
+inline constexpr int64_t kRowsAhead = 32;  // rows of a lookup asked for before the one being copied
 inline constexpr int64_t kLeastKeysPerTask = 2048;  // of a lookup
 
 inline constexpr auto kToTheEnd = [](int64_t) { return true; };
@@ -55,6 +55,44 @@ class BlockHold {
   ReadSeats::Seat* const seat_;
 };
 
+// Where the keys of a block are searched. homes[i] is the hash of key i, and from Begin on its home bucket.
+// Of one table: with the shard in the bits that alignment leaves.
+struct PackedPlaces {
+  const std::unique_ptr<Shard>* shards;
+  int shard_bits;
+  uint64_t* homes;
+
+  KVTABLE_ALWAYS_INLINE const Bucket* Begin(int64_t i) const {
+    static_assert(alignof(Bucket) == kMaxShards);
+    const size_t shard = static_cast<size_t>(ShardOf(homes[i], shard_bits));
+    const Bucket* const bucket = shards[shard]->index.Home(homes[i]);
+    homes[i] = reinterpret_cast<uintptr_t>(bucket) | shard;
+    return bucket;
+  }
+  KVTABLE_ALWAYS_INLINE const Bucket* Home(int64_t i) const {
+    return reinterpret_cast<const Bucket*>(homes[i] / kMaxShards * kMaxShards);
+  }
+  KVTABLE_ALWAYS_INLINE size_t number(int64_t i) const { return homes[i] % kMaxShards; }
+  KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[number(i)]; }
+};
+// Of several tables: with the numbers of the shards, all tables' one behind the other, in a list.
+struct ListedPlaces {
+  const Shard* const* shards;
+  const uint16_t* numbers;
+  uint64_t* homes;
+
+  KVTABLE_ALWAYS_INLINE const Bucket* Begin(int64_t i) const {
+    const Bucket* const bucket = shard(i).index.Home(homes[i]);
+    homes[i] = reinterpret_cast<uintptr_t>(bucket);
+    return bucket;
+  }
+  KVTABLE_ALWAYS_INLINE const Bucket* Home(int64_t i) const {
+    return reinterpret_cast<const Bucket*>(homes[i]);
+  }
+  KVTABLE_ALWAYS_INLINE size_t number(int64_t i) const { return numbers[i]; }
+  KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[numbers[i]]; }
+};
+
 // The keys of a block: those from `first` on, or those that a list names.
 struct ConsecutiveKeys {
   int64_t first;
@@ -66,13 +104,11 @@ struct ListedKeys {
   KVTABLE_ALWAYS_INLINE int64_t operator[](int64_t i) const { return first + int64_t{list[i]}; }
 };
 
-template <class Key, class Which, class Check, class LocateRow, class Prefetch, class Visit>
+template <class Key, class Which, class Places, class LocateRow, class Prefetch, class Visit>
 void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which& which, int64_t count,
-                            uint64_t touched, uint64_t* homes, const Check& check, const LocateRow& locate,
-                            const Prefetch& prefetch, const Visit& visit) const {
-  using Pointer = decltype(locate(int64_t{0}, size_t{0}, *shards_[0], uint32_t{0}));
-  const std::unique_ptr<Shard>* const shards = shards_.data();
-  static_assert(alignof(Bucket) == kMaxShards);
+                            const Places& places, const LocateRow& locate, const Prefetch& prefetch,
+                            const Visit& visit) {
+  using Pointer = decltype(locate(int64_t{0}, size_t{0}, places.shard(0), uint32_t{0}));
   // What the search for key i has come to: null, the pointer, or the bucket to search next.
   std::array<uintptr_t, kBlock> found;
   // Where rows may have expired, the stamps of those that were found: asked for when they are.
@@ -80,40 +116,26 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
   std::array<const RowStamp*, kBlock> stamps;
   // Marks the last: a bit that no address of a process has.
   constexpr uintptr_t kUnfinished = uintptr_t{1} << 63;
-  for (uint64_t left = touched; left != 0; left &= left - 1) {
-    check(*shards_[static_cast<size_t>(__builtin_ctzll(left))]);
-  }
   // First where the rows are, then the rows: each pass asks for memory some steps before it reads it, and
   // the second does nothing else.
-  const auto shard_at = [&](int64_t i)
-                            KVTABLE_ALWAYS_INLINE -> const Shard& { return *shards[homes[i] % kMaxShards]; };
-  const auto home_at = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    return reinterpret_cast<const Bucket*>(homes[i] / kMaxShards * kMaxShards);
-  };
   const auto located = [&](int64_t i, uint32_t row) KVTABLE_ALWAYS_INLINE {
-    const size_t shard = homes[i] % kMaxShards;
+    const Shard& shard = places.shard(i);
     if (__builtin_expect(may_expire, 0)) {
-      const RowStamp* const stamp = shards[shard]->rows.StampOf(row);
+      const RowStamp* const stamp = shard.rows.StampOf(row);
       __builtin_prefetch(stamp);
       stamps[static_cast<size_t>(i)] = stamp;
     }
-    return reinterpret_cast<uintptr_t>(locate(which[i], shard, *shards[shard], row));
+    return reinterpret_cast<uintptr_t>(locate(which[i], places.number(i), shard, row));
   };
-  const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    uint64_t& home = homes[i];
-    const size_t shard = static_cast<size_t>(ShardOf(home, shard_bits_));
-    const Bucket* const bucket = shards[shard]->index.Home(home);
-    __builtin_prefetch(bucket);
-    home = reinterpret_cast<uintptr_t>(bucket) | shard;
-  };
+  const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE { __builtin_prefetch(places.Begin(i)); };
   const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    const Bucket* const home = home_at(i);
+    const Bucket* const home = places.Home(i);
     const uint32_t row = BucketIndex::Match(WidenKey(keys[which[i]]), home);
     uintptr_t& place = found[static_cast<size_t>(i)];
     if (__builtin_expect(row != BucketIndex::kNoRow, 1)) {
       place = located(i, row);
     } else {
-      const Bucket* const next = shard_at(i).index.Next(home, home);
+      const Bucket* const next = places.shard(i).index.Next(home, home);
       __builtin_prefetch(next);
       place = next == nullptr ? 0 : reinterpret_cast<uintptr_t>(next) | kUnfinished;
     }
@@ -122,12 +144,12 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
     uintptr_t& place = found[static_cast<size_t>(i)];
     if (__builtin_expect((place & kUnfinished) == 0, 1)) return;
     const Bucket* const next = reinterpret_cast<const Bucket*>(place - kUnfinished);
-    const uint32_t row = shard_at(i).index.FindFrom(WidenKey(keys[which[i]]), next, home_at(i));
+    const uint32_t row = places.shard(i).index.FindFrom(WidenKey(keys[which[i]]), next, places.Home(i));
     place = row == BucketIndex::kNoRow ? 0 : located(i, row);
   };
   const auto prefetch_row = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
     const uintptr_t place = found[static_cast<size_t>(i)];
-    if (place != 0) prefetch(shard_at(i), reinterpret_cast<Pointer>(place));
+    if (place != 0) prefetch(places.shard(i), reinterpret_cast<Pointer>(place));
   };
   for (int64_t i = 0; i < std::min(2 * kAhead, count); ++i) prefetch_bucket(i);
   for (int64_t i = 0; i < std::min(kAhead, count); ++i) search_home(i);
@@ -143,7 +165,7 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
   for (int64_t i = 0; i < std::min(kRowsAhead, count); ++i) prefetch_row(i);
   for (int64_t i = 0; i < count; ++i) {
     if (i + kRowsAhead < count) prefetch_row(i + kRowsAhead);
-    visit(which[i], shard_at(i), reinterpret_cast<Pointer>(found[static_cast<size_t>(i)]));
+    visit(which[i], places.shard(i), reinterpret_cast<Pointer>(found[static_cast<size_t>(i)]));
   }
 }
 
@@ -151,11 +173,10 @@ template <class Key, class GoOn, class Check, class LocateRow, class Prefetch, c
 int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
                                 const GoOn& go_on, const Check& check, const LocateRow& locate,
                                 const Prefetch& prefetch, const Visit& visit) const {
-  // The key's hash, and from its first step in ReadHeld on its home bucket, with the shard in the bits that alignment
-  // leaves.
   std::array<uint64_t, kBlock> homes;
+  const PackedPlaces places{shards_.data(), shard_bits_, homes.data()};
   // Keys that were put off, as distances from `begin`: writers had their shards. And of a block, those that were not.
-  std::array<uint32_t, 2 * kBlock> put_off;
+  std::array<uint32_t, 8 * kBlock> put_off;
   int64_t waiting = 0;
   std::array<uint32_t, kBlock> picked;
   // Reads those of a block's keys whose shards can be had, and puts off the others.
@@ -167,8 +188,11 @@ int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t 
       touched |= uint64_t{1} << ShardOf(hash, shard_bits_);
     }
     const BlockHold hold(&seats_, shards_, touched, waits);
+    for (uint64_t left = hold.shards(); left != 0; left &= left - 1) {
+      check(*shards_[static_cast<size_t>(__builtin_ctzll(left))]);
+    }
     if (__builtin_expect(hold.shards() == touched, 1)) {
-      ReadHeld(time, keys, which, count, touched, homes.data(), check, locate, prefetch, visit);
+      ReadHeld(time, keys, which, count, places, locate, prefetch, visit);
       return;
     }
     int64_t held = 0;
@@ -182,8 +206,7 @@ int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t 
         homes[static_cast<size_t>(held++)] = hash;
       }
     }
-    ReadHeld(time, keys, ListedKeys{begin, picked.data()}, held, hold.shards(), homes.data(), check, locate,
-             prefetch, visit);
+    ReadHeld(time, keys, ListedKeys{begin, picked.data()}, held, places, locate, prefetch, visit);
   };
   const auto read_put_off = [&] {
     while (waiting > 0) {
@@ -196,7 +219,7 @@ int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t 
   };
   int64_t at = begin;
   while (at < end) {
-    if (waiting > kBlock) read_put_off();
+    if (waiting > 7 * kBlock) read_put_off();
     const int64_t count = std::min(kBlock, end - at);
     read_block(ConsecutiveKeys{at}, count, false);
     at += count;

@@ -31,7 +31,7 @@ class Backoff {
 
  private:
   static constexpr int kSpins = 64;
-  static constexpr int kYields = 64;
+  static constexpr int kYields = 256;
   static constexpr int kSleeps = 16;
   int rounds_ = 0;
 };

@@ -172,6 +172,8 @@ class ShardedTable : public Table {
   void SetRanks(Ranks ranks) { ranks_ = std::move(ranks); }
   // Says of rows that their scores are about to change, or to be lost. Positions may be kNoPosition.
   void BeforeScores(const uint64_t* positions, int64_t n);
+  // For lookups that insert what is not there, of keys that are: see LookupCounts.
+  void CountLookedUp(int64_t keys) { looked_up_.fetch_add(keys, std::memory_order_relaxed); }
   // How often somebody had to wait for a shard (ShardLock::waits).
   int64_t LockWaits() const;
   bool is_watched() const { return watched_.load(std::memory_order_relaxed); }
@@ -186,6 +188,7 @@ class ShardedTable : public Table {
   }
 
  private:
+  friend class PartsReader;
   friend class TableExporter;
   friend class MomentExporter;
 
@@ -219,13 +222,11 @@ class ShardedTable : public Table {
   int64_t ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const GoOn& go_on,
                     const Check& check, const LocateRow& locate, const Prefetch& prefetch,
                     const Visit& visit) const;
-  // One block of it, keys[which[0, count)], with their shards in hand, a bit for each in `shards`. homes[i] is the hash
-  // of key which[i].
-  template <class Key, class Which, class Check, class LocateRow, class Prefetch, class Visit>
-  __attribute__((noinline)) void ReadHeld(const BatchTime& time, const Key* keys, const Which& which,
-                                          int64_t count, uint64_t shards, uint64_t* homes, const Check& check,
-                                          const LocateRow& locate, const Prefetch& prefetch,
-                                          const Visit& visit) const;
+  // One block of it, keys[which[0, count)], with the shards that they need in hand.
+  template <class Key, class Which, class Places, class LocateRow, class Prefetch, class Visit>
+  __attribute__((noinline)) static void ReadHeld(const BatchTime& time, const Key* keys, const Which& which,
+                                                 int64_t count, const Places& places, const LocateRow& locate,
+                                                 const Prefetch& prefetch, const Visit& visit);
   // The same for all keys of a batch, shared out among the threads.
   template <class Check, class LocateRow, class Prefetch, class Visit>
   void ReadBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
