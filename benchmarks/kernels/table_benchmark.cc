@@ -1,6 +1,7 @@
 // How fast the table engine is, against what the memory system allows; prints one JSON object.
 //
-//   table_benchmark [--threads N] [--repetitions N] [--only lookup|write|insert|overhead|remove|expire|changes] [--rows N]
+//   table_benchmark [--threads N] [--repetitions N] [--only lookup|counts|write|insert|overhead|remove|expire|changes]
+//                   [--rows N] [--most-rows N]
 //
 // "Bare" is a gather by known row number from one array on huge pages, with prefetch, threads and copy
 // routine as in the table: what remains of a lookup when nothing has to be looked up. Bare and table take
@@ -38,6 +39,7 @@ struct Flags {
   int repetitions = 9;
   int64_t rows = 2'000'000;
   int64_t insert_rows = 10'000'000;
+  int64_t most_rows = 10'000'000;  // of `counts`
   std::string only;
 };
 
@@ -149,6 +151,54 @@ void Lookups(const Flags& flags, ParallelFor& threads, Json* json) {
       json->Add("bare_mrows_per_s" + name, Best(bare));
       json->Add("gather_mrows_per_s" + name, Best(gather));
       json->Add("gather_to_bare" + name, Median(ratio));
+    }
+  }
+}
+
+// Lookups of narrow rows, of which there are many: what a key costs a thread, beside a bare gather from as many rows.
+void RowCounts(const Flags& flags, Json* json) {
+  constexpr int64_t kDim = 2;
+  constexpr int64_t kRowBytes = kDim * 4;
+  const auto pool = MakeThreadPool(flags.threads);
+  for (int64_t count = 100'000; count <= flags.most_rows; count *= 10) {
+    const auto table = MakeTable(kDim);
+    const Region array(static_cast<size_t>(count * kRowBytes), Pages::kHuge, "the benchmark's array");
+    for (int64_t i = 0; i < count * kDim; ++i)
+      reinterpret_cast<float*>(array.data())[i] = static_cast<float>(i);
+    std::vector<uint64_t> keys(static_cast<size_t>(kBatch));
+    ForBatches(count, kBatch, [&](int64_t begin, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) keys[static_cast<size_t>(i)] = KeyOfRow(begin + i);
+      table->Upsert(keys.data(), n, array.data() + begin * kRowBytes, {1, 1}, *pool);
+    });
+    const int64_t lookups = kBatch * 16;
+    std::vector<uint32_t> rows(static_cast<size_t>(lookups));
+    std::vector<uint64_t> wanted(static_cast<size_t>(lookups));
+    for (int64_t i = 0; i < lookups; ++i) {
+      const uint64_t row = Mix64(static_cast<uint64_t>(i) ^ 0xabcdef) % static_cast<uint64_t>(count);
+      rows[static_cast<size_t>(i)] = static_cast<uint32_t>(row);
+      wanted[static_cast<size_t>(i)] = KeyOfRow(static_cast<int64_t>(row));
+    }
+    std::vector<char> out(static_cast<size_t>(kBatch * kRowBytes));
+    for (ParallelFor* const threads : {&Serial(), pool.get()}) {
+      std::vector<double> bare, gather;
+      for (int rep = 0; rep < flags.repetitions; ++rep) {
+        const double each = 1e9 * threads->threads() / static_cast<double>(lookups);
+        bare.push_back(each * Seconds([&] {
+                         ForBatches(lookups, kBatch, [&](int64_t begin, int64_t n) {
+                           GatherBare(array.data(), kRowBytes, rows.data() + begin, n, out.data(), *threads);
+                         });
+                       }));
+        gather.push_back(each * Seconds([&] {
+                           ForBatches(lookups, kBatch, [&](int64_t begin, int64_t n) {
+                             table->Gather(wanted.data() + begin, n, out.data(), Missing::kZeros, nullptr, 0,
+                                           nullptr, *threads);
+                           });
+                         }));
+      }
+      const std::string name =
+          "_ns_of_" + std::to_string(count) + "_rows_threads" + std::to_string(threads->threads());
+      json->Add("bare" + name, Median(bare));
+      json->Add("gather" + name, Median(gather));
     }
   }
 }
@@ -492,12 +542,14 @@ int Main(int argc, char** argv) {
     if (name == "--repetitions") flags.repetitions = std::atoi(argv[i + 1]);
     if (name == "--only") flags.only = argv[i + 1];
     if (name == "--rows") flags.rows = std::atoll(argv[i + 1]);
+    if (name == "--most-rows") flags.most_rows = std::atoll(argv[i + 1]);
   }
   const auto threads = MakeThreadPool(flags.threads);
   Json json;
   json.Add("threads", flags.threads);
   const auto wanted = [&](const char* name) { return flags.only.empty() || flags.only == name; };
   if (wanted("lookup")) Lookups(flags, *threads, &json);
+  if (wanted("counts")) RowCounts(flags, &json);
   if (wanted("write")) Writes(flags, *threads, &json);
   if (wanted("insert")) Inserts(flags, *threads, &json);
   if (wanted("remove")) Removals(flags, *threads, &json);

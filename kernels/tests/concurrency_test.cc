@@ -14,7 +14,10 @@
 #include "check.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
+#include "table/read_seats.h"
 #include "table/rw_spinlock.h"
+#include "table/shard_lock.h"
+#include "table/sharded_table.h"
 
 namespace kvtable {
 namespace {
@@ -267,6 +270,167 @@ void SpinlockExcludes() {
   CHECK(a == 10000);
 }
 
+// When a writer lets go, those who waited to read have their turn before the next writer.
+void ReadersWhoWaitAreNext() {
+  RwSpinlock lock;
+  std::atomic<bool> done{false};
+  lock.lock();
+  std::thread reader([&] {
+    lock.lock_shared();
+    while (!done) std::this_thread::yield();
+    lock.unlock_shared();
+  });
+  while (!lock.readers_wait()) std::this_thread::yield();
+  lock.unlock();
+  CHECK(!lock.try_lock());  // its turn, or it has the lock
+  done = true;
+  reader.join();
+  CHECK(!lock.readers_wait() && !lock.is_wanted() && lock.try_lock());
+}
+
+// A writer stands still with one shard in hand, a lookup of all shards waits for it, and another writer does, too:
+// whoever wants other shards goes on.
+void ASlowWriterHoldsUpNobodyElse() {
+  constexpr int kShardBits = 3;
+  constexpr uint64_t kSlow = 5;
+  constexpr int64_t kCount = 6000;  // some blocks of a lookup
+  TableOptions options;
+  options.dim = 2;
+  options.shards = 1 << kShardBits;
+  ShardedTable table(options);
+  std::vector<int64_t> all, slow, others;
+  for (int64_t key = 0; key < kCount; ++key) {
+    all.push_back(key);
+    const bool is_slow = ShardOf(Mix64(static_cast<uint64_t>(key)), kShardBits) == int{kSlow};
+    (is_slow ? slow : others).push_back(key);
+  }
+  const int64_t num_slow = static_cast<int64_t>(slow.size());
+  const int64_t num_others = static_cast<int64_t>(others.size());
+  const std::vector<float> ones(kCount * 2, 1.0f);
+  const std::vector<float> twos(kCount * 2, 2.0f);
+  table.Upsert(all.data(), kCount, ones.data(), {1, 5}, Serial());
+  table.Upsert(slow.data(), 1, ones.data(), {1, 1}, Serial());  // goes by its age
+
+  std::atomic<bool> stands{false};
+  std::atomic<bool> go_on{false};
+  table.OnEvicted([&](uint64_t) {
+    stands = true;
+    while (!go_on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  RowTest old;
+  old.written_before = 2;
+  std::thread writer([&] {
+    PassCursor cursor{kSlow << 32, false};
+    CHECK(table.EvictSlice(old, &cursor, num_slow, Serial()) == 1);
+  });
+  while (!stands) std::this_thread::yield();
+
+  const auto await = [&](int64_t waits) {
+    while (table.LockWaits() < waits) std::this_thread::yield();
+  };
+  int64_t waits = table.LockWaits();
+  std::atomic<bool> looked_up{false};
+  std::vector<float> read(kCount * 2);
+  std::thread reader([&] {
+    table.Gather(all.data(), kCount, read.data(), Missing::kZeros, nullptr, 0, nullptr, Serial());
+    looked_up = true;
+  });
+  await(++waits);
+  std::vector<float> out(kCount * 2);
+  const auto others_hold = [&](float value) {
+    table.Gather(others.data(), num_others, out.data(), Missing::kZeros, nullptr, 0, nullptr, Serial());
+    for (int64_t i = 0; i < 2 * num_others; ++i) CHECK(out[static_cast<size_t>(i)] == value);
+  };
+  others_hold(1.0f);
+  table.Upsert(others.data(), num_others, twos.data(), {1, 5}, Serial());
+  others_hold(2.0f);
+
+  std::thread second([&] { table.Upsert(all.data(), kCount, ones.data(), {1, 5}, Serial()); });
+  await(++waits);  // and has written the other shards before
+  others_hold(1.0f);
+  const Update sgd = MakeUpdate("sgd", {{"learning_rate", 1.0}});
+  table.Apply(others.data(), nullptr, num_others, ones.data(), sgd, {}, {1, 5}, Serial());
+  others_hold(0.0f);
+  table.GatherOrInsert(others.data(), num_others, out.data(), Insertion{{1, 5}}, Serial());
+  CHECK(!looked_up && table.LockWaits() == waits);
+
+  go_on = true;
+  writer.join();
+  reader.join();
+  second.join();
+  for (int64_t i = 0; i < kCount; ++i) {
+    const float value = read[static_cast<size_t>(2 * i)];
+    const bool is_gone = all[static_cast<size_t>(i)] == slow[0];
+    CHECK(value == read[static_cast<size_t>(2 * i + 1)] && (value == 1.0f || (is_gone && value == 0.0f)));
+  }
+  CHECK(table.Size() == kCount);
+}
+
+// A lookup that waits for a shard does not wait until a long write of it is done.
+void ALongWriteLetsLookupsIn() {
+  constexpr int64_t kCount = 20000;
+  bool let_in = false;
+  for (int attempt = 0; attempt < 100 && !let_in; ++attempt) {  // a thread may get no processor for long
+    TableOptions options;
+    options.dim = 2;
+    options.shards = 1;
+    options.expiry.unit = AgeUnit::kSteps;
+    options.expiry.max_age = 5;
+    ShardedTable table(options);
+    std::vector<int64_t> keys;
+    for (int64_t key = 0; key < kCount; ++key) keys.push_back(key);
+    const std::vector<float> ones(kCount * 2, 1.0f);
+    const std::vector<float> twos(kCount * 2, 2.0f);
+    table.Upsert(keys.data(), 1, ones.data(), {}, Serial());
+    table.SetStep(8);  // its age: the write of all begins with a row that is made anew
+    table.Upsert(keys.data() + 1, kCount - 1, ones.data(), {}, Serial());
+    std::atomic<bool> stands{false};
+    std::atomic<bool> go_on{false};
+    table.OnEvicted([&](uint64_t) {
+      stands = true;
+      while (!go_on) std::this_thread::yield();
+    });
+    std::thread writer([&] { table.Upsert(keys.data(), kCount, twos.data(), {}, Serial()); });
+    while (!stands) std::this_thread::yield();
+    const int64_t waits = table.LockWaits();
+    std::vector<float> last(2);
+    std::thread reader(
+        [&] { table.Gather(&keys.back(), 1, last.data(), Missing::kZeros, nullptr, 0, nullptr, Serial()); });
+    while (table.LockWaits() == waits) std::this_thread::yield();
+    go_on = true;
+    writer.join();
+    reader.join();
+    CHECK(last[0] == last[1] && (last[0] == 1.0f || last[0] == 2.0f));
+    let_in = last[0] == 1.0f;
+    std::vector<float> out(kCount * 2);
+    table.Gather(keys.data(), kCount, out.data(), Missing::kZeros, nullptr, 0, nullptr, Serial());
+    CHECK(out == twos);
+  }
+  CHECK(let_in);
+}
+
+// More lookups than there are seats to read from go by the shards' own locks.
+void LookupsWithoutASeatReadAsWell() {
+  ReadSeats seats;
+  std::vector<ReadSeats::Seat*> taken;
+  uint64_t got = 0;
+  for (ReadSeats::Seat* seat; (seat = seats.Take(0b110, &got)) != nullptr;) {
+    CHECK(got == 0b110);
+    taken.push_back(seat);
+  }
+  CHECK(got == 0 && taken.size() >= 8);
+  for (ReadSeats::Seat* const seat : taken) ReadSeats::Leave(seat);
+  ShardLock lock(&seats, 0);
+  lock.lock();
+  CHECK(seats.Take(0b1, &got) == nullptr && got == 0);
+  ReadSeats::Seat* const seat = seats.Take(0b111, &got);
+  CHECK(seat != nullptr && got == 0b110);
+  lock.unlock();
+  ReadSeats::Leave(seat);
+  CHECK(lock.try_lock_shared() && lock.waits() == 0);
+  lock.unlock_shared();
+}
+
 // Slots come, go and change places under those who found their columns by name: each reads and writes the slot
 // it looked up, or is told that it went. A slot that was another's would show the other's number.
 void ColumnsFoundByNameAreNeverAnotherSlots() {
@@ -398,6 +562,10 @@ int main() {
   kvtable::BackgroundWorkEndsWithoutThem();
   kvtable::StepsFromManyThreadsLoseNothing();
   kvtable::SpinlockExcludes();
+  kvtable::ReadersWhoWaitAreNext();
+  kvtable::ASlowWriterHoldsUpNobodyElse();
+  kvtable::ALongWriteLetsLookupsIn();
+  kvtable::LookupsWithoutASeatReadAsWell();
   kvtable::ColumnsFoundByNameAreNeverAnotherSlots();
   kvtable::PoolRunsFromManyThreadsAndRethrows();
   kvtable::EveryNewKeyIsInsertedByExactlyOneThread();

@@ -32,7 +32,8 @@ class KeyCounts : public Admitter {
  public:
   explicit KeyCounts(const AdmissionPolicy& policy)
       : Admitter(policy),
-        counts_(std::make_shared<RowLayout>(ValueType::kInt8, 1, std::vector<SlotSpec>()), true) {}
+        counts_(&seats_, 0, std::make_shared<RowLayout>(ValueType::kInt8, 1, std::vector<SlotSpec>()), true) {
+  }
 
   void Admit(const uint64_t* keys, int64_t n, uint64_t began, const AreThere& are_there,
              uint32_t* first) override {
@@ -155,7 +156,8 @@ class KeyCounts : public Admitter {
   }
 
   mutable std::mutex mutex_;
-  Shard counts_;  // its own lock is not used
+  ReadSeats seats_;  // nobody takes one: `mutex_` guards the shard
+  Shard counts_;     // its own lock is not used
   uint64_t total_ = 0;
 };
 

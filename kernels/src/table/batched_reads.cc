@@ -49,7 +49,7 @@ void ShardedTable::Gather(const void* keys, int64_t n, const RowsOut& out, Missi
     };
     const Ranges ranges(n, kLeastKeysPerTask, threads);
     RunTasks(threads, ranges.count(), [&](int64_t r) {
-      ReadValues(time, typed, ranges.begin(r), ranges.end(r), out, found, on_missing);
+      ReadValues(time, typed, ranges.begin(r), ranges.end(r), out, found, kToTheEnd, on_missing);
     });
   });
 }
@@ -66,7 +66,7 @@ void ShardedTable::GatherColumns(const void* keys, int64_t n, const std::vector<
     RunTasks(threads, ranges.count(), [&](int64_t r) {
       std::vector<char> fresh;  // what a missing row would hold
       ReadRange(
-          time, typed, ranges.begin(r), ranges.end(r),
+          time, typed, ranges.begin(r), ranges.end(r), kToTheEnd,
           [&](const Shard& shard) {
             for (const ColumnOut& column : out) CheckColumn(shard, column);
           },
@@ -130,7 +130,7 @@ void ShardedTable::KeysAt(const uint64_t* positions, int64_t n, void* keys) cons
     using Key = decltype(k);
     for (int64_t i = 0; i < n; ++i) {
       const Shard& shard = *shards_[positions[i] >> 32];
-      std::shared_lock<RwSpinlock> hold(shard.lock);
+      std::shared_lock<ShardLock> hold(shard.lock);
       static_cast<Key*>(keys)[i] =
           static_cast<Key>(shard.rows.StampOf(static_cast<uint32_t>(positions[i]))->key);
     }

@@ -153,10 +153,9 @@ void ShardedTable::IncreaseFrequency(const void* keys, int64_t n, const uint32_t
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
-    RunTasks(threads, groups.size(), [&](int64_t g) {
-      const ShardGroups::Group& group = groups[g];
+    ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
       Shard& shard = *shards_[static_cast<size_t>(group.shard)];
-      std::lock_guard<RwSpinlock> hold(shard.lock);
+      std::lock_guard<ShardLock> hold(shard.lock);
       for (int64_t i = 0; i < group.count; ++i) {
         if (i + kAhead < group.count) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])));
         const uint32_t row = shard.index.Find(group.keys[i], shard.index.Home(Mix64(group.keys[i])));
@@ -177,11 +176,10 @@ int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) 
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
-    RunTasks(threads, groups.size(), [&](int64_t g) {
-      const ShardGroups::Group& group = groups[g];
+    ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
       Shard& shard = *shards_[static_cast<size_t>(group.shard)];
       int64_t count = 0;
-      std::lock_guard<RwSpinlock> hold(shard.lock);
+      std::lock_guard<ShardLock> hold(shard.lock);
       shard.rows.PrepareFree(static_cast<size_t>(std::min<int64_t>(group.count, shard.rows.live_rows())));
       for (int64_t i = 0; i < group.count; ++i) {
         if (i + kAhead < group.count) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])), 1);

@@ -59,20 +59,20 @@ uint64_t ShardedTable::EnsureSlots(const std::vector<SlotSpec>& slots, ParallelF
   try {
     for (; prepared < shards; ++prepared) {
       Shard& shard = *shards_[static_cast<size_t>(prepared)];
-      std::lock_guard<RwSpinlock> hold(shard.lock);
+      std::lock_guard<ShardLock> hold(shard.lock);
       shard.rows.PrepareRelayout(to->row_bytes);
     }
   } catch (...) {
     while (prepared-- > 0) {
       Shard& shard = *shards_[static_cast<size_t>(prepared)];
-      std::lock_guard<RwSpinlock> hold(shard.lock);
+      std::lock_guard<ShardLock> hold(shard.lock);
       shard.rows.CancelRelayout();
     }
     throw;
   }
   const auto change = [&](int64_t s) {
     Shard& shard = *shards_[static_cast<size_t>(s)];
-    std::lock_guard<RwSpinlock> hold(shard.lock);
+    std::lock_guard<ShardLock> hold(shard.lock);
     if (shard.layout == to) return;
     shard.rows.Relayout(convert);
     shard.layout = to;

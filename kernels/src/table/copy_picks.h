@@ -19,7 +19,7 @@ int64_t ShardedTable::CopyPickedRange(const uint64_t* picks, int64_t count, int6
     int64_t end = begin;
     while (end < count && end - begin < kBlock && picks[end] >> 32 == shard_number) ++end;
     const Shard& shard = *shards_[shard_number];
-    std::shared_lock<RwSpinlock> hold(shard.lock);
+    std::shared_lock<ShardLock> hold(shard.lock);
     std::vector<RowLayout::Column> columns;
     for (const ColumnOut& column : out.columns) columns.push_back(CheckColumn(shard, column));
     for (; begin < end; ++begin) {

@@ -53,7 +53,7 @@ void ForSlice(int shards, PassCursor* cursor, int64_t most_rows, const HighWater
 int64_t ShardedTable::PassLength() const {
   int64_t rows = 0;
   for (const auto& shard : shards_) {
-    std::shared_lock<RwSpinlock> hold(shard->lock);
+    std::shared_lock<ShardLock> hold(shard->lock);
     rows += shard->rows.high_water();
   }
   return rows;
@@ -64,7 +64,7 @@ int64_t ShardedTable::EvictSlice(const RowTest& test, PassCursor* cursor, int64_
   const int shards = static_cast<int>(shards_.size());
   const auto high_water = [&](int s) {
     const Shard& shard = *shards_[static_cast<size_t>(s)];
-    std::shared_lock<RwSpinlock> hold(shard.lock);
+    std::shared_lock<ShardLock> hold(shard.lock);
     return shard.rows.high_water();
   };
   AwaitOwnRoomAside();
@@ -99,14 +99,14 @@ int64_t ShardedTable::EvictRows(const RowTest& test, int shard_number, uint32_t 
                   [&] { return squares_of(shard.rows.Row(row)); });
     };
     {
-      std::shared_lock<RwSpinlock> hold(shard.lock);
+      std::shared_lock<ShardLock> hold(shard.lock);
       shard.rows.ForEachLive(begin, std::min(end, shard.rows.high_water()), [&](uint32_t row) {
         if (goes(row)) found[count++] = row;
         return true;
       });
     }
     if (count == 0) return;
-    std::lock_guard<RwSpinlock> hold(shard.lock);
+    std::lock_guard<ShardLock> hold(shard.lock);
     shard.rows.PrepareFree(count);
     const uint32_t rows = shard.rows.high_water();
     const auto hash_of = [&](uint32_t i) { return Mix64(shard.rows.StampOf(found[i])->key); };
@@ -130,7 +130,7 @@ void ShardedTable::CountRanks(const RankDigit& digit, PassCursor* cursor, int64_
   VisitSquares(digit.by == RankBy::kNorm, value_type_, dim_, [&](const auto& squares_of) {
     const auto count_rows = [&](int s, uint32_t begin, uint32_t end, auto* to) {
       const Shard& shard = *shards_[static_cast<size_t>(s)];
-      std::shared_lock<RwSpinlock> hold(shard.lock);
+      std::shared_lock<ShardLock> hold(shard.lock);
       shard.rows.ForEachLive(begin, std::min(end, shard.rows.high_water()), [&](uint32_t row) {
         const RowStamp& stamp = *shard.rows.StampOf(row);
         const int value = DigitOf(digit, RankOf(digit.by, stamp.key, stamp.frequency, stamp.version,
@@ -141,7 +141,7 @@ void ShardedTable::CountRanks(const RankDigit& digit, PassCursor* cursor, int64_
     };
     const auto high_water = [&](int s) {
       const Shard& shard = *shards_[static_cast<size_t>(s)];
-      std::shared_lock<RwSpinlock> hold(shard.lock);
+      std::shared_lock<ShardLock> hold(shard.lock);
       return shard.rows.high_water();
     };
     if (most_rows < kAllRows || cursor->next != 0) {

@@ -47,18 +47,18 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     RunTasks(threads, ranges.count(), [&](int64_t r) {
       uint32_t* const missed = misses.data() + ranges.begin(r);
       int64_t count = 0;
-      const int64_t end = ranges.end(r);
-      for (int64_t begin = ranges.begin(r); begin < end;) {
-        const int64_t before = count;
-        const int64_t block_end = std::min(begin + kBlock, end);
-        ReadValues(time, typed, begin, block_end, out, nullptr,
-                   [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
-        const bool mostly_new = admits_all && 2 * (count - before) > block_end - begin;
-        begin = block_end;
-        if (!mostly_new) continue;
-        // The rest will hardly fare better: the insert finds what is there just as well.
-        for (; begin < end; ++begin) missed[count++] = static_cast<uint32_t>(begin);
-      }
+      int64_t block = ranges.begin(r);
+      int64_t before = 0;
+      const auto mostly_there = [&](int64_t next_block) {
+        const bool mostly_new = admits_all && 2 * (count - before) > next_block - block;
+        block = next_block;
+        before = count;
+        return !mostly_new;
+      };
+      const int64_t end = ReadValues(time, typed, ranges.begin(r), ranges.end(r), out, nullptr, mostly_there,
+                                     [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
+      // Where most of a block was new, the rest will hardly fare better: the insert finds what is there just as well.
+      for (int64_t i = end; i < ranges.end(r); ++i) missed[count++] = static_cast<uint32_t>(i);
       miss_counts[static_cast<size_t>(r)] = count;
     });
     int64_t total = miss_counts[0];
@@ -77,8 +77,8 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     if (total == 0) return;
     AwaitOwnRoomAside();
     const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
-    RunTasks(threads, groups.size(), [&](int64_t g) {
-      InsertMissed(time, groups[g], *init, stamp, out, admitted ? first.data() : nullptr, insertion.inserted);
+    ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
+      InsertMissed(time, group, *init, stamp, out, admitted ? first.data() : nullptr, insertion.inserted);
     });
   });
 }

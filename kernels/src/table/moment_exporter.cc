@@ -74,12 +74,12 @@ void MomentExporter::PickAside(int64_t capacity, Picks* picks) {
     for (size_t s = 0; s < shards_.size(); ++s) {
       Shard& shard = *table_->shards_[s];
       {
-        std::shared_lock<RwSpinlock> hold(shard.lock);
+        std::shared_lock<ShardLock> hold(shard.lock);
         if (!shards_[s]->has_aside()) continue;
       }
       std::deque<std::unique_ptr<AsideBlock>> taken;
       {
-        std::lock_guard<RwSpinlock> hold(shard.lock);
+        std::lock_guard<ShardLock> hold(shard.lock);
         taken = shards_[s]->TakeAside();
       }
       for (auto& block : taken) blocks_.push_back(std::move(block));
@@ -104,7 +104,7 @@ MomentExporter::Picks MomentExporter::Pick(int64_t capacity) {
   while (static_cast<int64_t>(picks.rows.size()) < capacity && shard_ < shards_.size()) {
     const Shard& shard = *table_->shards_[shard_];
     const ShardMoment& moment = *shards_[shard_];
-    std::shared_lock<RwSpinlock> hold(shard.lock);
+    std::shared_lock<ShardLock> hold(shard.lock);
     row_ = moment.ForEach(shard.rows, row_, [&](uint32_t row) {
       if (static_cast<int64_t>(picks.rows.size()) == capacity) return false;
       picks.rows.push_back(uint64_t{shard_} << 32 | row);

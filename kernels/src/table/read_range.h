@@ -16,38 +16,99 @@
 
 namespace kvtable {
 
-inline constexpr int64_t kBlock = 2048;             // keys of a lookup under one set of locks
-inline constexpr int64_t kRowsAhead = 32;           // rows of a lookup asked for before the one being copied
+inline constexpr int64_t kBlock = 512;     // keys of a lookup under one set of locks: what writers wait for
+inline constexpr int64_t kRowsAhead = 32;  // rows of a lookup asked for before the one being copied
 inline constexpr int64_t kLeastKeysPerTask = 2048;  // of a lookup
 
-// The shared locks of a set of shards, a bit for each.
-class SharedLocks {
+inline constexpr auto kToTheEnd = [](int64_t) { return true; };
+
+// What a block may read of the shards that it wants: those that no writer has, which it keeps until it is done. It never
+// waits with a shard in hand. Where it `waits` and gets none, it waits for one, and has that one.
+class BlockHold {
  public:
-  SharedLocks(const std::vector<std::unique_ptr<Shard>>& all, uint64_t shards) : all_(all), shards_(shards) {
-    for (uint64_t left = shards; left != 0; left &= left - 1) At(left).lock.lock_shared();
+  BlockHold(ReadSeats* seats, const std::vector<std::unique_ptr<Shard>>& all, uint64_t wanted, bool waits)
+      : all_(all), seat_(seats->Take(wanted, &shards_)) {
+    if (seat_ != nullptr) return;
+    for (uint64_t left = wanted; left != 0; left &= left - 1) {
+      if (At(left).lock.try_lock_shared()) shards_ |= left & -left;
+    }
+    if (shards_ != 0 || !waits) return;
+    At(wanted).lock.lock_shared();
+    shards_ = wanted & -wanted;
   }
-  ~SharedLocks() {
+  ~BlockHold() {
+    if (seat_ != nullptr) {
+      ReadSeats::Leave(seat_);
+      return;
+    }
     for (uint64_t left = shards_; left != 0; left &= left - 1) At(left).lock.unlock_shared();
   }
-  SharedLocks(const SharedLocks&) = delete;
-  SharedLocks& operator=(const SharedLocks&) = delete;
+  BlockHold(const BlockHold&) = delete;
+  BlockHold& operator=(const BlockHold&) = delete;
+
+  uint64_t shards() const { return shards_; }
 
  private:
   const Shard& At(uint64_t left) const { return *all_[static_cast<size_t>(__builtin_ctzll(left))]; }
   const std::vector<std::unique_ptr<Shard>>& all_;
-  const uint64_t shards_;
+  uint64_t shards_ = 0;
+  ReadSeats::Seat* const seat_;
 };
 
-template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
-void ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
-                             const Check& check, const LocateRow& locate, const Prefetch& prefetch,
-                             const Visit& visit) const {
-  using Pointer = decltype(locate(int64_t{0}, size_t{0}, *shards_[0], uint32_t{0}));
-  const std::unique_ptr<Shard>* const shards = shards_.data();
-  // The key's hash, and from its first step on its home bucket, with the shard in the bits that alignment
-  // leaves.
-  std::array<uint64_t, kBlock> homes;
-  static_assert(alignof(Bucket) == kMaxShards);
+// Where the keys of a block are searched. homes[i] is the hash of key i, and from Begin on its home bucket.
+// Of one table: with the shard in the bits that alignment leaves.
+struct PackedPlaces {
+  const std::unique_ptr<Shard>* shards;
+  int shard_bits;
+  uint64_t* homes;
+
+  KVTABLE_ALWAYS_INLINE const Bucket* Begin(int64_t i) const {
+    static_assert(alignof(Bucket) == kMaxShards);
+    const size_t shard = static_cast<size_t>(ShardOf(homes[i], shard_bits));
+    const Bucket* const bucket = shards[shard]->index.Home(homes[i]);
+    homes[i] = reinterpret_cast<uintptr_t>(bucket) | shard;
+    return bucket;
+  }
+  KVTABLE_ALWAYS_INLINE const Bucket* Home(int64_t i) const {
+    return reinterpret_cast<const Bucket*>(homes[i] / kMaxShards * kMaxShards);
+  }
+  KVTABLE_ALWAYS_INLINE size_t number(int64_t i) const { return homes[i] % kMaxShards; }
+  KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[number(i)]; }
+};
+// Of several tables: with the numbers of the shards, all tables' one behind the other, in a list.
+struct ListedPlaces {
+  const Shard* const* shards;
+  const uint16_t* numbers;
+  uint64_t* homes;
+
+  KVTABLE_ALWAYS_INLINE const Bucket* Begin(int64_t i) const {
+    const Bucket* const bucket = shard(i).index.Home(homes[i]);
+    homes[i] = reinterpret_cast<uintptr_t>(bucket);
+    return bucket;
+  }
+  KVTABLE_ALWAYS_INLINE const Bucket* Home(int64_t i) const {
+    return reinterpret_cast<const Bucket*>(homes[i]);
+  }
+  KVTABLE_ALWAYS_INLINE size_t number(int64_t i) const { return numbers[i]; }
+  KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[numbers[i]]; }
+};
+
+// The keys of a block: those from `first` on, or those that a list names.
+struct ConsecutiveKeys {
+  int64_t first;
+  KVTABLE_ALWAYS_INLINE int64_t operator[](int64_t i) const { return first + i; }
+};
+struct ListedKeys {
+  int64_t first;
+  const uint32_t* list;
+  KVTABLE_ALWAYS_INLINE int64_t operator[](int64_t i) const { return first + int64_t{list[i]}; }
+};
+
+template <class Key, class Which, class Places, class LocateRow, class Prefetch, class Visit>
+void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which& which, int64_t count,
+                            const Places& places, const LocateRow& locate, const Prefetch& prefetch,
+                            const Visit& visit) {
+  using Pointer = decltype(locate(int64_t{0}, size_t{0}, places.shard(0), uint32_t{0}));
   // What the search for key i has come to: null, the pointer, or the bucket to search next.
   std::array<uintptr_t, kBlock> found;
   // Where rows may have expired, the stamps of those that were found: asked for when they are.
@@ -55,83 +116,117 @@ void ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t beg
   std::array<const RowStamp*, kBlock> stamps;
   // Marks the last: a bit that no address of a process has.
   constexpr uintptr_t kUnfinished = uintptr_t{1} << 63;
-  for (int64_t block = begin; block < end; block += kBlock) {
-    const int64_t count = std::min(kBlock, end - block);
-    const Key* const block_keys = keys + block;
+  // First where the rows are, then the rows: each pass asks for memory some steps before it reads it, and
+  // the second does nothing else.
+  const auto located = [&](int64_t i, uint32_t row) KVTABLE_ALWAYS_INLINE {
+    const Shard& shard = places.shard(i);
+    if (__builtin_expect(may_expire, 0)) {
+      const RowStamp* const stamp = shard.rows.StampOf(row);
+      __builtin_prefetch(stamp);
+      stamps[static_cast<size_t>(i)] = stamp;
+    }
+    return reinterpret_cast<uintptr_t>(locate(which[i], places.number(i), shard, row));
+  };
+  const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE { __builtin_prefetch(places.Begin(i)); };
+  const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+    const Bucket* const home = places.Home(i);
+    const uint32_t row = BucketIndex::Match(WidenKey(keys[which[i]]), home);
+    uintptr_t& place = found[static_cast<size_t>(i)];
+    if (__builtin_expect(row != BucketIndex::kNoRow, 1)) {
+      place = located(i, row);
+    } else {
+      const Bucket* const next = places.shard(i).index.Next(home, home);
+      __builtin_prefetch(next);
+      place = next == nullptr ? 0 : reinterpret_cast<uintptr_t>(next) | kUnfinished;
+    }
+  };
+  const auto search_on = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+    uintptr_t& place = found[static_cast<size_t>(i)];
+    if (__builtin_expect((place & kUnfinished) == 0, 1)) return;
+    const Bucket* const next = reinterpret_cast<const Bucket*>(place - kUnfinished);
+    const uint32_t row = places.shard(i).index.FindFrom(WidenKey(keys[which[i]]), next, places.Home(i));
+    place = row == BucketIndex::kNoRow ? 0 : located(i, row);
+  };
+  const auto prefetch_row = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+    const uintptr_t place = found[static_cast<size_t>(i)];
+    if (place != 0) prefetch(places.shard(i), reinterpret_cast<Pointer>(place));
+  };
+  for (int64_t i = 0; i < std::min(2 * kAhead, count); ++i) prefetch_bucket(i);
+  for (int64_t i = 0; i < std::min(kAhead, count); ++i) search_home(i);
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + 2 * kAhead < count) prefetch_bucket(i + 2 * kAhead);
+    if (i + kAhead < count) search_home(i + kAhead);
+    search_on(i);
+  }
+  for (int64_t i = 0; may_expire && i < count; ++i) {
+    uintptr_t& place = found[static_cast<size_t>(i)];
+    if (place != 0 && time.HasExpired(stamps[static_cast<size_t>(i)]->version)) place = 0;
+  }
+  for (int64_t i = 0; i < std::min(kRowsAhead, count); ++i) prefetch_row(i);
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kRowsAhead < count) prefetch_row(i + kRowsAhead);
+    visit(which[i], places.shard(i), reinterpret_cast<Pointer>(found[static_cast<size_t>(i)]));
+  }
+}
+
+template <class Key, class GoOn, class Check, class LocateRow, class Prefetch, class Visit>
+int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
+                                const GoOn& go_on, const Check& check, const LocateRow& locate,
+                                const Prefetch& prefetch, const Visit& visit) const {
+  std::array<uint64_t, kBlock> homes;
+  const PackedPlaces places{shards_.data(), shard_bits_, homes.data()};
+  // Keys that were put off, as distances from `begin`: writers had their shards. And of a block, those that were not.
+  std::array<uint32_t, 8 * kBlock> put_off;
+  int64_t waiting = 0;
+  std::array<uint32_t, kBlock> picked;
+  // Reads those of a block's keys whose shards can be had, and puts off the others.
+  const auto read_block = [&](const auto& which, int64_t count, bool waits) {
     uint64_t touched = 0;
     for (int64_t i = 0; i < count; ++i) {
-      const uint64_t hash = Mix64(WidenKey(block_keys[i]));
+      const uint64_t hash = Mix64(WidenKey(keys[which[i]]));
       homes[static_cast<size_t>(i)] = hash;
       touched |= uint64_t{1} << ShardOf(hash, shard_bits_);
     }
-    const SharedLocks hold(shards_, touched);
-    for (uint64_t left = touched; left != 0; left &= left - 1) {
+    const BlockHold hold(&seats_, shards_, touched, waits);
+    for (uint64_t left = hold.shards(); left != 0; left &= left - 1) {
       check(*shards_[static_cast<size_t>(__builtin_ctzll(left))]);
     }
-    // First where the rows are, then the rows: each pass asks for memory some steps before it reads it, and
-    // the second does nothing else.
-    const auto shard_at = [&](int64_t i) KVTABLE_ALWAYS_INLINE -> const Shard& {
-      return *shards[homes[static_cast<size_t>(i)] % kMaxShards];
-    };
-    const auto home_at = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-      return reinterpret_cast<const Bucket*>(homes[static_cast<size_t>(i)] / kMaxShards * kMaxShards);
-    };
-    const auto located = [&](int64_t i, uint32_t row) KVTABLE_ALWAYS_INLINE {
-      const size_t shard = homes[static_cast<size_t>(i)] % kMaxShards;
-      if (__builtin_expect(may_expire, 0)) {
-        const RowStamp* const stamp = shards[shard]->rows.StampOf(row);
-        __builtin_prefetch(stamp);
-        stamps[static_cast<size_t>(i)] = stamp;
-      }
-      return reinterpret_cast<uintptr_t>(locate(block + i, shard, *shards[shard], row));
-    };
-    const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-      uint64_t& home = homes[static_cast<size_t>(i)];
-      const size_t shard = static_cast<size_t>(ShardOf(home, shard_bits_));
-      const Bucket* const bucket = shards[shard]->index.Home(home);
-      __builtin_prefetch(bucket);
-      home = reinterpret_cast<uintptr_t>(bucket) | shard;
-    };
-    const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-      const Bucket* const home = home_at(i);
-      const uint32_t row = BucketIndex::Match(WidenKey(block_keys[i]), home);
-      uintptr_t& place = found[static_cast<size_t>(i)];
-      if (__builtin_expect(row != BucketIndex::kNoRow, 1)) {
-        place = located(i, row);
+    if (__builtin_expect(hold.shards() == touched, 1)) {
+      ReadHeld(time, keys, which, count, places, locate, prefetch, visit);
+      return;
+    }
+    int64_t held = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint64_t hash = homes[static_cast<size_t>(i)];
+      const uint32_t key = static_cast<uint32_t>(which[i] - begin);
+      if ((hold.shards() >> ShardOf(hash, shard_bits_) & 1) == 0) {
+        put_off[static_cast<size_t>(waiting++)] = key;
       } else {
-        const Bucket* const next = shard_at(i).index.Next(home, home);
-        __builtin_prefetch(next);
-        place = next == nullptr ? 0 : reinterpret_cast<uintptr_t>(next) | kUnfinished;
+        picked[static_cast<size_t>(held)] = key;
+        homes[static_cast<size_t>(held++)] = hash;
       }
-    };
-    const auto search_on = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-      uintptr_t& place = found[static_cast<size_t>(i)];
-      if (__builtin_expect((place & kUnfinished) == 0, 1)) return;
-      const Bucket* const next = reinterpret_cast<const Bucket*>(place - kUnfinished);
-      const uint32_t row = shard_at(i).index.FindFrom(WidenKey(block_keys[i]), next, home_at(i));
-      place = row == BucketIndex::kNoRow ? 0 : located(i, row);
-    };
-    const auto prefetch_row = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-      const uintptr_t place = found[static_cast<size_t>(i)];
-      if (place != 0) prefetch(shard_at(i), reinterpret_cast<Pointer>(place));
-    };
-    for (int64_t i = 0; i < std::min(2 * kAhead, count); ++i) prefetch_bucket(i);
-    for (int64_t i = 0; i < std::min(kAhead, count); ++i) search_home(i);
-    for (int64_t i = 0; i < count; ++i) {
-      if (i + 2 * kAhead < count) prefetch_bucket(i + 2 * kAhead);
-      if (i + kAhead < count) search_home(i + kAhead);
-      search_on(i);
     }
-    for (int64_t i = 0; may_expire && i < count; ++i) {
-      uintptr_t& place = found[static_cast<size_t>(i)];
-      if (place != 0 && time.HasExpired(stamps[static_cast<size_t>(i)]->version)) place = 0;
+    ReadHeld(time, keys, ListedKeys{begin, picked.data()}, held, places, locate, prefetch, visit);
+  };
+  const auto read_put_off = [&] {
+    while (waiting > 0) {
+      std::array<uint32_t, kBlock> list;
+      const int64_t count = std::min(waiting, kBlock);
+      waiting -= count;
+      std::copy_n(put_off.data() + waiting, count, list.data());
+      read_block(ListedKeys{begin, list.data()}, count, true);
     }
-    for (int64_t i = 0; i < std::min(kRowsAhead, count); ++i) prefetch_row(i);
-    for (int64_t i = 0; i < count; ++i) {
-      if (i + kRowsAhead < count) prefetch_row(i + kRowsAhead);
-      visit(block + i, shard_at(i), reinterpret_cast<Pointer>(found[static_cast<size_t>(i)]));
-    }
+  };
+  int64_t at = begin;
+  while (at < end) {
+    if (waiting > 7 * kBlock) read_put_off();
+    const int64_t count = std::min(kBlock, end - at);
+    read_block(ConsecutiveKeys{at}, count, false);
+    at += count;
+    if (!go_on(at)) break;
   }
+  read_put_off();
+  return at;
 }
 
 template <class Check, class LocateRow, class Prefetch, class Visit>
@@ -143,20 +238,22 @@ void ShardedTable::ReadBatch(const void* keys, int64_t n, ParallelFor& threads, 
     using Key = decltype(k);
     const Ranges ranges(n, kLeastKeysPerTask, threads);
     RunTasks(threads, ranges.count(), [&](int64_t r) {
-      ReadRange(time, static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), check, locate, prefetch,
-                visit);
+      ReadRange(time, static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), kToTheEnd, check, locate,
+                prefetch, visit);
     });
   });
 }
 
-template <class Key, class Missed>
-void ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
-                              const RowsOut& out, bool* found, const Missed& missed) const {
+template <class Key, class GoOn, class Missed>
+int64_t ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
+                                 const RowsOut& out, bool* found, const GoOn& go_on,
+                                 const Missed& missed) const {
   const int64_t bytes = value_bytes_;
+  int64_t read_to = begin;
   VisitRowBytes(bytes, [&](auto known) {
     constexpr int64_t kBytes = decltype(known)::value;
-    ReadRange(
-        time, keys, begin, end, [](const Shard&) {},
+    read_to = ReadRange(
+        time, keys, begin, end, go_on, [](const Shard&) {},
         [&out, bytes](int64_t i, size_t number, const Shard& shard, uint32_t row)
             KVTABLE_ALWAYS_INLINE -> const char* {
               const int64_t place = out.PlaceOf(i);
@@ -177,6 +274,7 @@ void ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t be
           }
         });
   });
+  return read_to;
 }
 
 }  // namespace kvtable

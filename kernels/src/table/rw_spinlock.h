@@ -1,4 +1,4 @@
-// A readers-writer lock of four bytes that prefers writers.
+// A readers-writer lock of eight bytes that prefers who waits.
 #pragma once
 
 #include <atomic>
@@ -8,21 +8,65 @@
 
 namespace kvtable {
 
-// Any number of readers or one writer. A waiting writer keeps new readers out, so that a stream of lookups
-// never starves an update. Waiters spin briefly, then yield, then sleep, so that a preempted holder gets its
-// CPU back. Not reentrant: a thread that holds it, shared or exclusive, must not take it again.
+// Waits ever more patiently: it spins briefly, then yields, then sleeps, so that a preempted holder of what it waits for
+// gets its CPU back.
+class Backoff {
+ public:
+  void Wait() {
+    ++rounds_;
+    if (rounds_ <= kSpins) {
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#elif defined(__aarch64__)
+      asm volatile("yield");
+#endif
+    } else if (rounds_ <= kSpins + kYields) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  // For a millisecond or two, at least.
+  bool has_waited_long() const { return rounds_ > kSpins + kYields + kSleeps; }
+
+ private:
+  static constexpr int kSpins = 64;
+  static constexpr int kYields = 256;
+  static constexpr int kSleeps = 16;
+  int rounds_ = 0;
+};
+
+// Any number of readers or one writer. A waiting writer keeps new readers out, so that a stream of lookups never
+// starves an update; and when a writer lets go, as many readers as were waiting have their turn before the next writer,
+// so that a stream of updates never starves a lookup. A writer that has waited long takes the lock whosever turn it
+// is: those who waited may not have a CPU. Not reentrant: a thread that holds it, shared or exclusive, must not
+// take it again.
 class RwSpinlock {
  public:
   RwSpinlock() = default;
   RwSpinlock(const RwSpinlock&) = delete;
   RwSpinlock& operator=(const RwSpinlock&) = delete;
 
-  void lock_shared() {
-    for (Backoff backoff;; backoff.Wait()) {
-      uint32_t state = state_.load(std::memory_order_relaxed);
-      if ((state & (kWriter | kWriterWaits)) == 0 &&
-          state_.compare_exchange_weak(state, state + kReader, std::memory_order_acquire,
+  bool try_lock_shared() {
+    uint64_t state = state_.load(std::memory_order_relaxed);
+    while ((state & (kWriter | kWriterWaits)) == 0) {
+      if (state_.compare_exchange_weak(state, state + kReader, std::memory_order_acquire,
                                        std::memory_order_relaxed)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void lock_shared() {
+    if (try_lock_shared()) return;
+    state_.fetch_add(kWaiting, std::memory_order_relaxed);
+    for (Backoff backoff;; backoff.Wait()) {
+      uint64_t state = state_.load(std::memory_order_relaxed);
+      const bool has_turn = (state & kTurns) != 0;
+      if ((state & kWriter) != 0 || ((state & kWriterWaits) != 0 && !has_turn)) continue;
+      if (state_.compare_exchange_weak(state, state + kReader - kWaiting - (has_turn ? kTurn : 0),
+                                       std::memory_order_acquire, std::memory_order_relaxed)) {
         return;
       }
     }
@@ -30,52 +74,53 @@ class RwSpinlock {
 
   void unlock_shared() { state_.fetch_sub(kReader, std::memory_order_release); }
 
+  bool try_lock() {
+    uint64_t state = state_.load(std::memory_order_relaxed);
+    return (state & (kWriter | kReaders | kTurns)) == 0 && TakeFrom(state);
+  }
+
   void lock() {
     for (Backoff backoff;; backoff.Wait()) {
-      uint32_t state = state_.load(std::memory_order_relaxed);
-      if ((state & ~kWriterWaits) == 0) {
-        // Taking the lock drops the waiting mark; another waiting writer sets it again.
-        if (state_.compare_exchange_weak(state, kWriter, std::memory_order_acquire,
-                                         std::memory_order_relaxed)) {
-          return;
-        }
+      const uint64_t state = state_.load(std::memory_order_relaxed);
+      const uint64_t others = kWriter | kReaders | (backoff.has_waited_long() ? 0 : kTurns);
+      if ((state & others) == 0) {
+        if (TakeFrom(state)) return;
       } else if ((state & kWriterWaits) == 0) {
         state_.fetch_or(kWriterWaits, std::memory_order_relaxed);
       }
     }
   }
 
-  void unlock() { state_.fetch_and(~kWriter, std::memory_order_release); }
+  void unlock() {
+    uint64_t state = state_.load(std::memory_order_relaxed);
+    while (!state_.compare_exchange_weak(state, (state & ~kWriter) + (state & kWaitings) / kWaiting * kTurn,
+                                         std::memory_order_release, std::memory_order_relaxed)) {
+    }
+  }
+
+  // Whether a writer has it, or waits for it: it is no more than a hint.
+  bool is_wanted() const { return (state_.load(std::memory_order_relaxed) & (kWriter | kWriterWaits)) != 0; }
+  // Whether readers wait: for a writer that may as well go on later.
+  bool readers_wait() const { return (state_.load(std::memory_order_relaxed) & kWaitings) != 0; }
 
  private:
-  class Backoff {
-   public:
-    void Wait() {
-      ++rounds_;
-      if (rounds_ <= kSpins) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        asm volatile("yield");
-#endif
-      } else if (rounds_ <= kSpins + kYields) {
-        std::this_thread::yield();
-      } else {
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-      }
-    }
+  // For a writer: drops the waiting mark, which another waiting writer sets again, and turns that were not taken.
+  bool TakeFrom(uint64_t state) {
+    return state_.compare_exchange_weak(state, (state & kWaitings) | kWriter, std::memory_order_acquire,
+                                        std::memory_order_relaxed);
+  }
 
-   private:
-    static constexpr int kSpins = 64;
-    static constexpr int kYields = 64;
-    int rounds_ = 0;
-  };
+  static constexpr uint64_t kWriter = 1;
+  static constexpr uint64_t kWriterWaits = 2;
+  // Counts of threads, 20 bits each.
+  static constexpr uint64_t kReader = uint64_t{1} << 4;    // those that have it
+  static constexpr uint64_t kWaiting = uint64_t{1} << 24;  // readers that wait
+  static constexpr uint64_t kTurn = uint64_t{1} << 44;     // of them, those that go before the next writer
+  static constexpr uint64_t kReaders = kWaiting - kReader;
+  static constexpr uint64_t kWaitings = kTurn - kWaiting;
+  static constexpr uint64_t kTurns = ~uint64_t{0} - kTurn + 1;
 
-  static constexpr uint32_t kWriter = 1;
-  static constexpr uint32_t kWriterWaits = 2;
-  static constexpr uint32_t kReader = 4;  // one reader; the count is in the bits from here up
-
-  std::atomic<uint32_t> state_{0};
+  std::atomic<uint64_t> state_{0};
 };
 
 }  // namespace kvtable

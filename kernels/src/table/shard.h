@@ -11,7 +11,7 @@
 #include "table/row_layout.h"
 #include "table/row_store.h"
 #include "table/row_watch.h"
-#include "table/rw_spinlock.h"
+#include "table/shard_lock.h"
 #include "table/zero_marks.h"
 
 namespace kvtable {
@@ -19,10 +19,13 @@ namespace kvtable {
 // Everything but `size` is guarded by `lock`.
 struct alignas(64) Shard {
   // `phase` is that of its index.
-  Shard(std::shared_ptr<const RowLayout> row_layout, bool huge_pages, double phase = 0)
-      : index(huge_pages, phase), rows(row_layout->row_bytes, huge_pages), layout(std::move(row_layout)) {}
+  Shard(ReadSeats* seats, int number, std::shared_ptr<const RowLayout> row_layout, bool huge_pages, double phase = 0)
+      : lock(seats, number),
+        index(huge_pages, phase),
+        rows(row_layout->row_bytes, huge_pages),
+        layout(std::move(row_layout)) {}
 
-  mutable RwSpinlock lock;
+  mutable ShardLock lock;
   std::atomic<int64_t> size{0};  // live rows; written under the lock, read without
   alignas(64) BucketIndex index;
   RowStore rows;

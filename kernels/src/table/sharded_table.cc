@@ -46,7 +46,8 @@ ShardedTable::ShardedTable(const TableOptions& options)
   const int shards = options.shards == 0 ? DefaultShards() : options.shards;
   while ((1 << shard_bits_) < shards) ++shard_bits_;
   for (int i = 0; i < shards; ++i) {
-    shards_.push_back(std::make_unique<Shard>(layout_, options.huge_pages, static_cast<double>(i) / shards));
+    const double phase = static_cast<double>(i) / shards;
+    shards_.push_back(std::make_unique<Shard>(&seats_, i, layout_, options.huge_pages, phase));
   }
   if (options.capacity_hint > 0) Reserve(options.capacity_hint, Serial());
 }
@@ -54,7 +55,7 @@ ShardedTable::ShardedTable(const TableOptions& options)
 MemoryUse ShardedTable::Memory() const {
   MemoryUse use;
   for (const auto& shard : shards_) {
-    std::shared_lock<RwSpinlock> hold(shard->lock);
+    std::shared_lock<ShardLock> hold(shard->lock);
     const int64_t rows = shard->rows.live_rows();
     const int64_t row_bytes = rows * shard->rows.row_bytes();
     use.rows += rows;
@@ -73,7 +74,7 @@ MemoryUse ShardedTable::Memory() const {
 int ShardedTable::MaxProbeLength() const {
   int longest = 0;
   for (const auto& shard : shards_) {
-    std::shared_lock<RwSpinlock> hold(shard->lock);
+    std::shared_lock<ShardLock> hold(shard->lock);
     longest = std::max(longest, shard->index.MaxProbeLength());
   }
   return longest;
@@ -82,10 +83,16 @@ int ShardedTable::MaxProbeLength() const {
 int64_t ShardedTable::ZeroedRows() const {
   int64_t rows = 0;
   for (const auto& shard : shards_) {
-    std::shared_lock<RwSpinlock> hold(shard->lock);
+    std::shared_lock<ShardLock> hold(shard->lock);
     rows += shard->zeroed.count();
   }
   return rows;
+}
+
+int64_t ShardedTable::LockWaits() const {
+  int64_t waits = 0;
+  for (const auto& shard : shards_) waits += shard->lock.waits();
+  return waits;
 }
 
 void ShardedTable::Clear() {
@@ -94,7 +101,7 @@ void ShardedTable::Clear() {
   std::vector<std::shared_ptr<ShardChanges>> logs = EmptyLogs();
   for (size_t s = 0; s < shards_.size(); ++s) {
     Shard& shard = *shards_[s];
-    std::lock_guard<RwSpinlock> hold(shard.lock);
+    std::lock_guard<ShardLock> hold(shard.lock);
     shard.Clear();
     StartLogAnew(&shard, std::move(logs[s]));
   }
@@ -108,7 +115,7 @@ void ShardedTable::Reserve(int64_t rows, ParallelFor& threads) {
   const double each = shards_.size() == 1 ? mean : mean + 4 * std::sqrt(mean);
   RunTasks(threads, static_cast<int64_t>(shards_.size()), [&](int64_t s) {
     Shard& shard = *shards_[static_cast<size_t>(s)];
-    std::lock_guard<RwSpinlock> hold(shard.lock);
+    std::lock_guard<ShardLock> hold(shard.lock);
     shard.rows.Reserve(static_cast<size_t>(each));
     shard.index.Reserve(static_cast<size_t>(each));
   });

@@ -11,10 +11,11 @@
 //   1. `slots_lock_`: EnsureSlots has it exclusively for the whole of it, so that there is one at a time. Who
 //      writes columns (Apply, UpsertColumns, Import) has it shared for the whole batch, so that all shards have
 //      the columns that it found, or it is refused before it has changed anything. Taken before any other.
-//   2. Shard locks. A lookup takes the shared locks of all shards that a block of its keys touches, in
-//      ascending order; a writer holds one exclusive lock and no other shard's. Since a writer never waits
-//      with a lock in hand and readers wait in ascending order only, nobody waits in a circle, although a
-//      waiting writer holds up readers.
+//   2. Shard locks (shard_lock.h). A lookup takes, of the shards that a block of its keys touches, those that no
+//      writer has, all at once (read_seats.h); it puts off the keys of the others, and waits for a shard only
+//      when these are all that is left of its range, and it has none. A writer holds one exclusive lock and no
+//      other shard's. So nobody waits with a shard in hand, but for a cut (4): nobody waits in a circle, and who
+//      holds a shard for long holds up those who want this shard, and nobody else.
 //   3. `state_mutex_`: guards the pointers to the current layout and initializer. A leaf: nothing is taken
 //      under it.
 //   4. `changes_mutex_`: guards the change log. Taken after `slots_lock_` and before shard locks; a cut has it with
@@ -26,9 +27,11 @@
 // EnsureSlots changes all shards or none. It takes the memory for the rows of all of them first, shard by
 // shard; a shard that gets more rows meanwhile takes memory for them in both layouts. Then nothing can fail.
 //
-// A lookup locks a block of some thousand keys at a time, a write one shard's share of its batch. So a batch
-// is not one transaction: another thread's write may come between two blocks, and one for which memory runs
-// out has written the shards before. Each row is.
+// A lookup locks a block of some thousand keys at a time, a write one shard's share of its batch, or less where
+// lookups wait for that shard: then it lets them in every few hundred keys. Batches write first what nobody else
+// is writing, so that those that begin together don't queue up one behind the other. So a batch is not one
+// transaction: another thread's write may come between two blocks, and one for which memory runs out has
+// written other shards before. Each row is.
 //
 // What changes is told to the shard's RowWatch, where it has one, under the shard's lock and before the first byte
 // changes: the change log, and exports of one moment, which copy the row aside if it has not come yet. A batch
@@ -169,6 +172,10 @@ class ShardedTable : public Table {
   void SetRanks(Ranks ranks) { ranks_ = std::move(ranks); }
   // Says of rows that their scores are about to change, or to be lost. Positions may be kNoPosition.
   void BeforeScores(const uint64_t* positions, int64_t n);
+  // For lookups that insert what is not there, of keys that are: see LookupCounts.
+  void CountLookedUp(int64_t keys) { looked_up_.fetch_add(keys, std::memory_order_relaxed); }
+  // How often somebody had to wait for a shard (ShardLock::waits).
+  int64_t LockWaits() const;
   bool is_watched() const { return watched_.load(std::memory_order_relaxed); }
   // Before `batches` is taken.
   void AwaitRoomAside() { gate_.AwaitRoom(); }
@@ -181,6 +188,7 @@ class ShardedTable : public Table {
   }
 
  private:
+  friend class PartsReader;
   friend class TableExporter;
   friend class MomentExporter;
 
@@ -205,34 +213,50 @@ class ShardedTable : public Table {
   };
 
   // In read_range.h.
-  // Looks up keys[begin, end) block by block under shared locks: check(shard) once for each shard of a block,
-  // which may throw; locate(i, number of shard, shard, row) -> pointer for each key that has a row; then
-  // prefetch(shard, pointer) and some steps later visit(i, shard, pointer), with null for a missing key: one
-  // without a row, or whose row has expired.
-  template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
-  void ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const Check& check,
-                 const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const;
+  // Looks up keys[begin, end) block by block: check(shard) once for each shard of a block, which may throw;
+  // locate(i, number of shard, shard, row) -> pointer for each key that has a row; then prefetch(shard, pointer)
+  // and some steps later visit(i, shard, pointer), with null for a missing key: one without a row, or whose row
+  // has expired. Keys whose shards are being written come last. Ends early where go_on(i), asked after each block with
+  // the key that comes next, is false. Returns where it ended: all keys before that have been visited.
+  template <class Key, class GoOn, class Check, class LocateRow, class Prefetch, class Visit>
+  int64_t ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const GoOn& go_on,
+                    const Check& check, const LocateRow& locate, const Prefetch& prefetch,
+                    const Visit& visit) const;
+  // One block of it, keys[which[0, count)], with the shards that they need in hand.
+  template <class Key, class Which, class Places, class LocateRow, class Prefetch, class Visit>
+  __attribute__((noinline)) static void ReadHeld(const BatchTime& time, const Key* keys, const Which& which,
+                                                 int64_t count, const Places& places, const LocateRow& locate,
+                                                 const Prefetch& prefetch, const Visit& visit);
   // The same for all keys of a batch, shared out among the threads.
   template <class Check, class LocateRow, class Prefetch, class Visit>
   void ReadBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
                  const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const;
   // Copies the values of keys[begin, end) to their places, and calls missed(i) for the keys that are not
-  // there.
-  template <class Key, class Missed>
-  void ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const RowsOut& out,
-                  bool* found, const Missed& missed) const;
+  // there. `go_on` and what is returned are as of ReadRange.
+  template <class Key, class GoOn, class Missed>
+  int64_t ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const RowsOut& out,
+                     bool* found, const GoOn& go_on, const Missed& missed) const;
 
   // In write_groups.h.
+  // Calls write(group) for each, on the threads, beginning with those whose shards nobody is writing.
+  template <class Write>
+  void ForGroups(const ShardGroups& groups, ParallelFor& threads, const Write& write);
   // Finds or makes the row of each key of a group, under the shard's exclusive lock: check(shard) first,
   // which may throw; prefetch_input(i) some steps ahead; write(shard, row, key, i, is_new) in the order of
   // the batch. hint(i) is the number of the row where key i was seen last, or kNoRow. With `existing_only`
   // keys without a row are left out, and the padding key is always. A row that has
   // expired is none: it is made anew.
   // The shard is told of each row before it is written; with kOnlyNew, of new ones, for others are only read.
+  // Lets lookups in that wait for the shard, now and then, but with kOnlyNew: then check(shard) comes again.
   template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
   void WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
                   const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
                   const Write& write);
+  // Its first keys, under one lock: how many it came to.
+  template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
+  int64_t WriteTurn(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
+                    const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
+                    const Write& write);
   template <class Check, class PrefetchInput, class Write>
   void WriteBatch(const BatchTime& time, const void* keys, int64_t n, bool existing_only,
                   ParallelFor& threads, const Check& check, const PrefetchInput& prefetch_input,
@@ -299,6 +323,7 @@ class ShardedTable : public Table {
   const int64_t value_bytes_;
   const std::optional<uint64_t> padding_key_;
   int shard_bits_ = 0;
+  mutable ReadSeats seats_;
   std::vector<std::unique_ptr<Shard>> shards_;
 
   RwSpinlock slots_lock_;

@@ -56,7 +56,7 @@ uint64_t ShardedTable::TrackChanges(int64_t max_removed) {
   }
   for (size_t s = 0; s < shards_.size(); ++s) {
     Shard& shard = *shards_[s];
-    std::lock_guard<RwSpinlock> hold(shard.lock);
+    std::lock_guard<ShardLock> hold(shard.lock);
     if (shard.watch == nullptr) shard.watch = std::move(watches[s]);
     shard.watch->log = std::move(logs[s]);
   }
@@ -81,7 +81,7 @@ std::string ShardedTable::ChangesLost(uint64_t since) const {
   const std::string lost = log_.Lost(since);
   if (!lost.empty()) return lost;
   for (const auto& shard : shards_) {
-    std::shared_lock<RwSpinlock> hold(shard->lock);
+    std::shared_lock<ShardLock> hold(shard->lock);
     if (shard->watch->log->lost) return log_.LostByRoom(since);
   }
   return "";
@@ -139,7 +139,7 @@ uint64_t ShardedTable::Cut(bool cut, const std::vector<std::unique_ptr<ShardMome
       auto watch = std::make_unique<RowWatch>();
       uint32_t rows;
       {
-        std::lock_guard<RwSpinlock> hold(shard.lock);
+        std::lock_guard<ShardLock> hold(shard.lock);
         if (shard.watch == nullptr) shard.watch = std::move(watch);
         std::vector<ShardMoment*>& all = shard.watch->moments;
         if (all.capacity() == all.size()) all.reserve(all.size() + 4);
@@ -178,7 +178,7 @@ uint64_t ShardedTable::Cut(bool cut, const std::vector<std::unique_ptr<ShardMome
 void ShardedTable::Unwatch(const std::vector<std::unique_ptr<ShardMoment>>& moments) noexcept {
   for (size_t s = 0; s < moments.size(); ++s) {
     Shard& shard = *shards_[s];
-    std::lock_guard<RwSpinlock> hold(shard.lock);
+    std::lock_guard<ShardLock> hold(shard.lock);
     if (shard.watch == nullptr) continue;
     std::vector<ShardMoment*>& all = shard.watch->moments;
     all.erase(std::remove(all.begin(), all.end(), moments[s].get()), all.end());
@@ -237,7 +237,7 @@ void ShardedTable::BeforeScores(const uint64_t* positions, int64_t n) {
   for (size_t s = 0; s < shards_.size(); ++s) {
     if (begin[s] == begin[s + 1]) continue;
     Shard& shard = *shards_[s];
-    std::lock_guard<RwSpinlock> hold(shard.lock);
+    std::lock_guard<ShardLock> hold(shard.lock);
     if (shard.watch == nullptr) continue;
     for (int64_t i = begin[s]; i < begin[s + 1]; ++i) {
       const uint32_t row = rows[static_cast<size_t>(i)];

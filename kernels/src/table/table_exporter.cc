@@ -10,13 +10,13 @@
 namespace kvtable {
 
 TableExporter::RowsOfShard::RowsOfShard(Shard* shard) : shard_(shard) {
-  std::lock_guard<RwSpinlock> hold(shard->lock);
+  std::lock_guard<ShardLock> hold(shard->lock);
   reused_ = std::make_unique<ReusedRows>(shard->rows.high_water());
   shard->rows.Watch(reused_.get());
 }
 
 TableExporter::RowsOfShard::~RowsOfShard() {
-  std::lock_guard<RwSpinlock> hold(shard_->lock);
+  std::lock_guard<ShardLock> hold(shard_->lock);
   shard_->rows.Unwatch(reused_.get());
 }
 
@@ -42,7 +42,7 @@ int64_t TableExporter::Next(int64_t capacity, const Buffers& out, ParallelFor& t
     while (count < capacity && shard_ < static_cast<int>(rows_.size())) {
       const Shard& shard = *table_->shards_[static_cast<size_t>(shard_)];
       {
-        std::shared_lock<RwSpinlock> hold(shard.lock);
+        std::shared_lock<ShardLock> hold(shard.lock);
         const RowsOfShard& rows = *rows_[static_cast<size_t>(shard_)];
         const uint32_t end = std::min(rows.end(), shard.rows.high_water());
         const uint64_t high = static_cast<uint64_t>(shard_) << 32;

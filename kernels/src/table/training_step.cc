@@ -125,8 +125,8 @@ ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
-    RunTasks(threads, groups.size(), [&](int64_t g) {
-      const ApplyCounts counts = ApplyGroup(time, groups[g], positions, static_cast<const char*>(gradients),
+    ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
+      const ApplyCounts counts = ApplyGroup(time, group, positions, static_cast<const char*>(gradients),
                                             update, updater, offsets, stamp, *init);
       updated.fetch_add(counts.updated, std::memory_order_relaxed);
       skipped.fetch_add(counts.skipped, std::memory_order_relaxed);

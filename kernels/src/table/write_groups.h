@@ -1,8 +1,11 @@
 // Writes of the keys of one shard: what batched writes are made of.
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 
@@ -23,12 +26,50 @@ inline void StampRow(RowStamp* row, Stamp stamp) {
   row->version = stamp.version;
 }
 
+inline constexpr int64_t kKeysPerTurn = 256;  // that are written before lookups that wait are let in
+
+template <class Write>
+void ShardedTable::ForGroups(const ShardGroups& groups, ParallelFor& threads, const Write& write) {
+  const int64_t count = groups.size();
+  static_assert(kMaxShards <= 64);
+  std::atomic<uint64_t> left{count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1};
+  const auto take = [&] {
+    // Threads begin at different groups: so they seldom want the same one, and each finds again what it wrote before.
+    const uint64_t first = static_cast<uint64_t>(sched_getcpu()) % static_cast<uint64_t>(count);
+    for (;;) {
+      const uint64_t open = left.load(std::memory_order_relaxed);
+      const uint64_t later = open >> first << first;
+      uint64_t taken = 0;
+      for (const uint64_t some : {later, open & ~later}) {
+        for (uint64_t bits = some; bits != 0 && taken == 0; bits &= bits - 1) {
+          const Shard& shard = *shards_[static_cast<size_t>(groups[__builtin_ctzll(bits)].shard)];
+          if (!shard.lock.is_wanted()) taken = bits & -bits;
+        }
+      }
+      if (taken == 0) taken = later != 0 ? later & -later : open & -open;
+      if ((left.fetch_and(~taken, std::memory_order_relaxed) & taken) != 0) return __builtin_ctzll(taken);
+    }
+  };
+  RunTasks(threads, count, [&](int64_t) { write(groups[take()]); });
+}
+
 template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
 void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
                               const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
                               const Write& write) {
+  for (int64_t begin = 0; begin < group.count;) {
+    const ShardGroups::Group rest{group.shard, group.keys + begin, group.positions + begin,
+                                  group.count - begin};
+    begin += WriteTurn<kOnlyNew>(time, rest, existing_only, check, hint, prefetch_input, write);
+  }
+}
+
+template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
+int64_t ShardedTable::WriteTurn(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
+                                const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
+                                const Write& write) {
   Shard& shard = *shards_[static_cast<size_t>(group.shard)];
-  std::lock_guard<RwSpinlock> hold(shard.lock);
+  std::lock_guard<ShardLock> hold(shard.lock);
   check(shard);
   const int64_t row_bytes = shard.rows.row_bytes();
   const uint32_t known_rows = shard.rows.high_water();
@@ -77,6 +118,7 @@ void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& g
   for (int64_t i = 0; i < std::min(2 * kAhead, group.count); ++i) prefetch_bucket(i);
   for (int64_t i = 0; i < std::min(kAhead, group.count); ++i) search_home(i);
   for (int64_t i = 0; i < group.count; ++i) {
+    if (!kOnlyNew && i > 0 && i % kKeysPerTurn == 0 && shard.lock.readers_wait()) return i;
     if (i + 2 * kAhead < group.count) prefetch_bucket(i + 2 * kAhead);
     if (i + kAhead / 2 < group.count) search_on(i + kAhead / 2);
     const uint64_t key = group.keys[i];
@@ -103,6 +145,7 @@ void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& g
     }
     write(shard, row, key, group.positions[i], is_new);
   }
+  return group.count;
 }
 
 template <class Check, class PrefetchInput, class Write>
@@ -114,8 +157,8 @@ void ShardedTable::WriteBatch(const BatchTime& time, const void* keys, int64_t n
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
-    RunTasks(threads, groups.size(), [&](int64_t g) {
-      WriteGroup<false>(time, groups[g], existing_only, check, NoHint{}, prefetch_input, write);
+    ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
+      WriteGroup<false>(time, group, existing_only, check, NoHint{}, prefetch_input, write);
     });
   });
 }
