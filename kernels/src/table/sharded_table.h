@@ -58,6 +58,7 @@
 #include "table/moment_gate.h"
 #include "table/row_layout.h"
 #include "table/row_store.h"
+#include "table/rows_in_place.h"
 #include "table/shard.h"
 #include "table/shard_groups.h"
 #include "training/row_updater.h"
@@ -67,7 +68,7 @@ namespace kvtable {
 
 inline constexpr int64_t kAhead = 16;  // searches begun before the one being finished; buckets twice as far
 
-class ShardedTable : public Table {
+class ShardedTable : public Table, public RowsInPlace {
  public:
   explicit ShardedTable(const TableOptions& options);
 
@@ -93,6 +94,8 @@ class ShardedTable : public Table {
               int64_t num_defaults, bool* found, ParallelFor& threads) const override;
   void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
                       ParallelFor& threads) override;
+  void ReadInPlace(const void* keys, int64_t n, const Insertion* insertion, Missing missing,
+                   const Read& read) override;
   void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
                      ParallelFor& threads) const override;
   void Contains(const void* keys, int64_t n, bool* out, ParallelFor& threads) const override;

@@ -1,0 +1,122 @@
+#include "lookups/add_rows.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "base/always_inline.h"
+#include "base/instruction_set.h"
+#include "training/sum_rows.h"
+#include "values/row_conversion.h"
+
+namespace kvtable {
+namespace {
+
+template <class C, int kBytes>
+struct VectorOf {
+  typedef C Type __attribute__((vector_size(kBytes), aligned(alignof(C)), may_alias));
+};
+
+// Adds up some columns of all rows, in registers; returns the first column after them.
+template <class C, int kBytes, int kVectors, bool kWeighted>
+KVTABLE_ALWAYS_INLINE inline int64_t AddColumns(const char* const* rows, const C* weights, int64_t n,
+                                                int64_t column, bool fresh, C* sum) {
+  using Vector = typename VectorOf<C, kBytes>::Type;
+  Vector* const to = reinterpret_cast<Vector*>(sum + column);
+  Vector sums[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) sums[v] = fresh ? Vector{} : to[v];
+  for (int64_t i = 0; i < n; ++i) {
+    const Vector* const row = reinterpret_cast<const Vector*>(rows[i] + column * int64_t{sizeof(C)});
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sums[v] += kWeighted ? weights[i] * row[v] : row[v];
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) to[v] = sums[v];
+  return column + kVectors * kBytes / int64_t{sizeof(C)};
+}
+
+// `kBytes` are those of the CPU's registers.
+template <class C, int kBytes, bool kWeighted>
+KVTABLE_ALWAYS_INLINE inline void AddAll(const char* const* rows, const C* weights, int64_t n, int64_t dim,
+                                         bool fresh, C* sum) {
+  constexpr int64_t kEach = kBytes / int64_t{sizeof(C)};
+  int64_t j = 0;
+  while (j + 4 * kEach <= dim) j = AddColumns<C, kBytes, 4, kWeighted>(rows, weights, n, j, fresh, sum);
+  if (j + 2 * kEach <= dim) j = AddColumns<C, kBytes, 2, kWeighted>(rows, weights, n, j, fresh, sum);
+  if (j + kEach <= dim) j = AddColumns<C, kBytes, 1, kWeighted>(rows, weights, n, j, fresh, sum);
+  if constexpr (kBytes > 32) {
+    if (j + kEach / 2 <= dim) j = AddColumns<C, 32, 1, kWeighted>(rows, weights, n, j, fresh, sum);
+  }
+  if constexpr (kBytes > 16) {
+    if (j + 16 / int64_t{sizeof(C)} <= dim) j = AddColumns<C, 16, 1, kWeighted>(rows, weights, n, j, fresh, sum);
+  }
+  for (; j < dim; ++j) {
+    C total = fresh ? 0 : sum[j];
+    for (int64_t i = 0; i < n; ++i) {
+      const C x = reinterpret_cast<const C*>(rows[i])[j];
+      total += kWeighted ? weights[i] * x : x;
+    }
+    sum[j] = total;
+  }
+}
+
+// `attributes` may be empty.
+#define KVTABLE_ADD_ROWS(Name, attributes, kBytes)                                                                 \
+  template <class C, bool kWeighted>                                                                               \
+  attributes void Name(const char* const* rows, const void* weights, int64_t n, int64_t dim, bool fresh,           \
+                       void* sum) {                                                                                \
+    AddAll<C, kBytes, kWeighted>(rows, static_cast<const C*>(weights), n, dim, fresh, static_cast<C*>(sum));       \
+  }
+
+KVTABLE_ADD_ROWS(AddBaseline, , 16)
+#if defined(__x86_64__)
+KVTABLE_ADD_ROWS(AddAvx2, KVTABLE_TARGET_AVX2, 32)
+KVTABLE_ADD_ROWS(AddAvx512, KVTABLE_TARGET_AVX512, 64)
+#endif
+
+template <class C, bool kWeighted>
+AddRows Best() {
+#if defined(__x86_64__)
+  switch (BestInstructionSet()) {
+    case InstructionSet::kAvx512:
+      return AddAvx512<C, kWeighted>;
+    case InstructionSet::kAvx2:
+      return AddAvx2<C, kWeighted>;
+    case InstructionSet::kBaseline:
+      break;
+  }
+#endif
+  return AddBaseline<C, kWeighted>;
+}
+
+// 16-bit rows, converted one by one.
+template <class T, bool kWeighted>
+void AddConverted(const char* const* rows, const void* weights, int64_t n, int64_t dim, bool fresh, void* sum) {
+  static const RowConversion conversion = BestRowConversion(std::is_same_v<T, BFloat16> ? ValueType::kBFloat16 : ValueType::kFloat16);
+  float* const to = static_cast<float*>(sum);
+  if (fresh) std::fill(to, to + dim, 0.0f);
+  for (int64_t i = 0; i < n; ++i) {
+    if constexpr (kWeighted) {
+      AddScaledRow(reinterpret_cast<const T*>(rows[i]), static_cast<const float*>(weights)[i], dim, to);
+    } else {
+      conversion.accumulate(rows[i], dim, to);
+    }
+  }
+}
+
+}  // namespace
+
+AddRows BestAddRows(ValueType type, bool weighted) {
+  AddRows best = nullptr;
+  VisitValueType(type, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (std::is_same_v<T, ComputeOf<T>>) {
+      best = weighted ? Best<T, true>() : Best<T, false>();
+    } else {
+      best = weighted ? AddConverted<T, true> : AddConverted<T, false>;
+    }
+  });
+  return best;
+}
+
+}  // namespace kvtable

@@ -1,0 +1,16 @@
+// Sums of rows that lie anywhere, by the functions that the CPU at hand runs fastest.
+#pragma once
+
+#include <cstdint>
+
+#include "kvtable/types.h"
+
+namespace kvtable {
+
+// sum = rows[0] + rows[1] + ..., one after the other, on top of zeros where `fresh`, else of what is in `sum`. Each row
+// times its weight, where there are weights. `sum` (dim) and `weights` (n) are double for rows of double, else float.
+using AddRows = void (*)(const char* const* rows, const void* weights, int64_t n, int64_t dim, bool fresh, void* sum);
+
+AddRows BestAddRows(ValueType type, bool weighted);
+
+}  // namespace kvtable
