@@ -48,7 +48,8 @@ KVTABLE_ALWAYS_INLINE inline void AddAll(const char* const* rows, const C* weigh
     if (j + kEach / 2 <= dim) j = AddColumns<C, 32, 1, kWeighted>(rows, weights, n, j, fresh, sum);
   }
   if constexpr (kBytes > 16) {
-    if (j + 16 / int64_t{sizeof(C)} <= dim) j = AddColumns<C, 16, 1, kWeighted>(rows, weights, n, j, fresh, sum);
+    if (j + 16 / int64_t{sizeof(C)} <= dim)
+      j = AddColumns<C, 16, 1, kWeighted>(rows, weights, n, j, fresh, sum);
   }
   for (; j < dim; ++j) {
     C total = fresh ? 0 : sum[j];
@@ -60,12 +61,74 @@ KVTABLE_ALWAYS_INLINE inline void AddAll(const char* const* rows, const C* weigh
   }
 }
 
+// Whether a row is begun or added to is no branch: nobody could foresee it.
+template <class C, int kBytes, int kVectors>
+KVTABLE_ALWAYS_INLINE inline int64_t AddColumnsTo(const C* row, const uint32_t* numbers, int64_t n,
+                                                  int64_t dim, int64_t column, uint32_t begun, uint32_t* end,
+                                                  C* sums) {
+  using Bits = std::conditional_t<sizeof(C) == 4, int32_t, int64_t>;
+  using Vector = typename VectorOf<C, kBytes>::Type;
+  using Mask = typename VectorOf<Bits, kBytes>::Type;
+  const Vector* const from = reinterpret_cast<const Vector*>(row + column);
+  Vector adds[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) adds[v] = from[v];
+  uint32_t next = begun;
+  for (int64_t i = 0; i < n; ++i) {
+    const bool first = numbers[i] == next;
+    next += first ? 1 : 0;
+    const Mask begin = Mask{} - static_cast<Bits>(first ? 1 : 0);
+    Vector* const to = reinterpret_cast<Vector*>(sums + int64_t{numbers[i]} * dim + column);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const Vector sum = to[v] + adds[v];
+      to[v] = reinterpret_cast<Vector>((reinterpret_cast<Mask>(adds[v]) & begin) |
+                                       (reinterpret_cast<Mask>(sum) & ~begin));
+    }
+  }
+  *end = next;
+  return column + kVectors * kBytes / int64_t{sizeof(C)};
+}
+
+template <class C, int kBytes>
+KVTABLE_ALWAYS_INLINE inline void AddAllTo(const C* row, const uint32_t* numbers, int64_t n, int64_t dim,
+                                           uint32_t* begun, C* sums) {
+  constexpr int64_t kEach = kBytes / int64_t{sizeof(C)};
+  uint32_t end = *begun;
+  int64_t j = 0;
+  while (j + 4 * kEach <= dim) j = AddColumnsTo<C, kBytes, 4>(row, numbers, n, dim, j, *begun, &end, sums);
+  if (j + 2 * kEach <= dim) j = AddColumnsTo<C, kBytes, 2>(row, numbers, n, dim, j, *begun, &end, sums);
+  if (j + kEach <= dim) j = AddColumnsTo<C, kBytes, 1>(row, numbers, n, dim, j, *begun, &end, sums);
+  if constexpr (kBytes > 32) {
+    if (j + kEach / 2 <= dim) j = AddColumnsTo<C, 32, 1>(row, numbers, n, dim, j, *begun, &end, sums);
+  }
+  if constexpr (kBytes > 16) {
+    if (j + 16 / int64_t{sizeof(C)} <= dim)
+      j = AddColumnsTo<C, 16, 1>(row, numbers, n, dim, j, *begun, &end, sums);
+  }
+  for (; j < dim; ++j) {
+    end = *begun;
+    for (int64_t i = 0; i < n; ++i) {
+      C* const to = sums + int64_t{numbers[i]} * dim + j;
+      const bool first = numbers[i] == end;
+      *to = first ? row[j] : *to + row[j];
+      end += first ? 1 : 0;
+    }
+  }
+  *begun = end;
+}
+
 // `attributes` may be empty.
-#define KVTABLE_ADD_ROWS(Name, attributes, kBytes)                                                                 \
-  template <class C, bool kWeighted>                                                                               \
-  attributes void Name(const char* const* rows, const void* weights, int64_t n, int64_t dim, bool fresh,           \
-                       void* sum) {                                                                                \
-    AddAll<C, kBytes, kWeighted>(rows, static_cast<const C*>(weights), n, dim, fresh, static_cast<C*>(sum));       \
+#define KVTABLE_ADD_ROWS(Name, attributes, kBytes)                                                           \
+  template <class C>                                                                                         \
+  attributes void Name##To(const void* row, const uint32_t* numbers, int64_t n, int64_t dim,                 \
+                           uint32_t* begun, void* sums) {                                                    \
+    AddAllTo<C, kBytes>(static_cast<const C*>(row), numbers, n, dim, begun, static_cast<C*>(sums));          \
+  }                                                                                                          \
+  template <class C, bool kWeighted>                                                                         \
+  attributes void Name(const char* const* rows, const void* weights, int64_t n, int64_t dim, bool fresh,     \
+                       void* sum) {                                                                          \
+    AddAll<C, kBytes, kWeighted>(rows, static_cast<const C*>(weights), n, dim, fresh, static_cast<C*>(sum)); \
   }
 
 KVTABLE_ADD_ROWS(AddBaseline, , 16)
@@ -89,10 +152,27 @@ AddRows Best() {
   return AddBaseline<C, kWeighted>;
 }
 
+template <class C>
+AddToRows BestTo() {
+#if defined(__x86_64__)
+  switch (BestInstructionSet()) {
+    case InstructionSet::kAvx512:
+      return AddAvx512To<C>;
+    case InstructionSet::kAvx2:
+      return AddAvx2To<C>;
+    case InstructionSet::kBaseline:
+      break;
+  }
+#endif
+  return AddBaselineTo<C>;
+}
+
 // 16-bit rows, converted one by one.
 template <class T, bool kWeighted>
-void AddConverted(const char* const* rows, const void* weights, int64_t n, int64_t dim, bool fresh, void* sum) {
-  static const RowConversion conversion = BestRowConversion(std::is_same_v<T, BFloat16> ? ValueType::kBFloat16 : ValueType::kFloat16);
+void AddConverted(const char* const* rows, const void* weights, int64_t n, int64_t dim, bool fresh,
+                  void* sum) {
+  static const RowConversion conversion =
+      BestRowConversion(std::is_same_v<T, BFloat16> ? ValueType::kBFloat16 : ValueType::kFloat16);
   float* const to = static_cast<float*>(sum);
   if (fresh) std::fill(to, to + dim, 0.0f);
   for (int64_t i = 0; i < n; ++i) {
@@ -118,5 +198,7 @@ AddRows BestAddRows(ValueType type, bool weighted) {
   });
   return best;
 }
+
+AddToRows BestAddToRows(bool is_double) { return is_double ? BestTo<double>() : BestTo<float>(); }
 
 }  // namespace kvtable

@@ -23,14 +23,19 @@ uint32_t NumberDistinctKeys(const uint64_t* keys, uint32_t n, uint64_t* found, c
   uint32_t count = 0;
   for (uint32_t i = 0; i < n; ++i) {
     const uint64_t key = keys[i];
+    found[count] =
+        key;  // keys before i have been read. So a free place holds the key, too, and which of both it is
+              // needs no branch, which nobody could foresee.
     size_t at = (key * 0x9e3779b97f4a7c15ULL) >> (64 - bits);
-    while (numbers[at] != kFree && found[numbers[at]] != key) at = (at + 1) & mask;
-    const bool first = numbers[at] == kFree;
-    if (first) {
-      numbers[at] = count;
-      found[count++] = key;  // keys before i have been read
+    uint32_t number = numbers[at] == kFree ? count : numbers[at];
+    while (found[number] != key) {
+      at = (at + 1) & mask;
+      number = numbers[at] == kFree ? count : numbers[at];
     }
-    visit(i, numbers[at], first);
+    const bool first = number == count;
+    numbers[at] = number;
+    count += first ? 1 : 0;
+    visit(i, number, first);
   }
   return count;
 }

@@ -28,7 +28,8 @@ template <class T>
 class RowsInTurn {
  public:
   // `missing` inserts nothing.
-  RowsInTurn(const TableParts& parts, const MissingKeys& missing, const Bags& bags, int64_t first, int64_t end)
+  RowsInTurn(const TableParts& parts, const MissingKeys& missing, const Bags& bags, int64_t first,
+             int64_t end)
       : parts_(parts),
         missing_(missing),
         bags_(bags),
@@ -117,10 +118,9 @@ bool MayBeCut(const Job& job) {
 }  // namespace
 
 void PoolRows(const std::vector<PooledLookup>& lookups, ParallelFor& threads) {
-  ForBagRanges(lookups, threads, MayBeCut<PooledLookup>,
-               [](const PooledLookup& lookup, int64_t first, int64_t last) {
-                 PoolRange(lookup, first, last);
-               });
+  ForBagRanges(
+      lookups, threads, MayBeCut<PooledLookup>,
+      [](const PooledLookup& lookup, int64_t first, int64_t last) { PoolRange(lookup, first, last); });
 }
 
 void PoolWeightsGradient(const std::vector<PooledWeightsGradient>& lookups, ParallelFor& threads) {
