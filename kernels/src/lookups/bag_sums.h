@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kvtable/bags.h"
-#include "lookups/add_rows.h"
+#include "training/add_rows.h"
 
 namespace kvtable {
 

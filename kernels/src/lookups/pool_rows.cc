@@ -74,26 +74,25 @@ void PoolRange(const PooledLookup& lookup, int64_t first, int64_t last) {
   const int64_t begin = bags.begin(first);
   const int64_t end = bags.begin(last);
   BagSums sums(bags, lookup.combiner, table->dim(), first, last, lookup.rows);
-  RowsInPlace* const in_place = lookup.parts.size() == 1 ? dynamic_cast<RowsInPlace*>(table) : nullptr;
   const bool one_batch = IsOneBatch(lookup.parts, lookup.missing);
-  if (in_place != nullptr && !one_batch) {
-    const Insertion insertion = InsertionOf(*table, lookup.missing);
-    const int64_t block = BlockOf(lookup.parts);
-    for (int64_t i = begin; i < end; i += block) {
-      const int64_t n = std::min(block, end - i);
-      in_place->ReadInPlace(keys + i * key_bytes, n, lookup.missing.insert ? &insertion : nullptr,
-                            lookup.missing.missing, [&](const char* const* rows) { sums.Add(rows, n); });
-    }
-    return sums.Finish();
-  }
-  const int64_t block = one_batch ? std::max<int64_t>(1, end - begin) : BlockOf(lookup.parts);
-  Scratch<char> copies(static_cast<size_t>(std::min(block, end - begin) * row_bytes));
-  Scratch<const char*> rows(static_cast<size_t>(std::min(block, end - begin)));
+  RowsInPlace* const in_place =
+      one_batch || lookup.parts.size() > 1 ? nullptr : dynamic_cast<RowsInPlace*>(table);
+  const Insertion insertion = InsertionOf(*table, lookup.missing);
+  const int64_t block = std::min(end - begin, one_batch ? end - begin : BlockOf(lookup.parts));
+  Scratch<char> copies(static_cast<size_t>(block * row_bytes));
+  Scratch<const char*> rows(static_cast<size_t>(block));
   for (int64_t i = begin; i < end; i += block) {
     const int64_t n = std::min(block, end - i);
-    LookUpParts({lookup.parts, keys + i * key_bytes, n, RowsOut(copies.data()), lookup.missing});
-    for (int64_t j = 0; j < n; ++j) rows.data()[j] = copies.data() + j * row_bytes;
-    sums.Add(rows.data(), n);
+    const char* const block_keys = keys + i * key_bytes;
+    const auto add = [&](const char* const* found) { sums.Add(found, n); };
+    if (in_place != nullptr &&
+        in_place->ReadInPlace(block_keys, n, lookup.missing.insert ? &insertion : nullptr,
+                              lookup.missing.missing, add)) {
+      continue;
+    }
+    LookUpParts({lookup.parts, block_keys, n, RowsOut(copies.data()), lookup.missing});
+    for (int64_t j = 0; j < n; ++j) rows[static_cast<size_t>(j)] = copies.data() + j * row_bytes;
+    add(rows.data());
   }
   sums.Finish();
 }

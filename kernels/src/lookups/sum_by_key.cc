@@ -7,11 +7,11 @@
 #include <cstring>
 
 #include "base/hash.h"
-#include "lookups/add_rows.h"
 #include "lookups/distinct_keys.h"
 #include "lookups/owners.h"
 #include "memory/scratch.h"
 #include "threads/task_list.h"
+#include "training/add_rows.h"
 #include "training/sum_rows.h"
 #include "values/elements.h"
 

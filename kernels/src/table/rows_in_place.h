@@ -15,9 +15,10 @@ class RowsInPlace {
   // rows[i] is where the value of key i lies, until the function returns. It must not use the table.
   using Read = std::function<void(const char* const* rows)>;
 
-  // Calls read(rows) once, under the locks of the rows' shards. A key that is missing gives what Table::Gather gives
-  // with `missing` (kZeros or kInitial), or, where there is an `insertion`, what Table::GatherOrInsert does.
-  virtual void ReadInPlace(const void* keys, int64_t n, const Insertion* insertion, Missing missing,
+  // Calls read(rows) once, under the locks of the rows' shards, and is true; or is false, where rows cannot be read in
+  // place now. A key that is missing gives what Table::Gather gives with `missing` (kZeros or kInitial), or, where there
+  // is an `insertion`, what Table::GatherOrInsert does.
+  virtual bool ReadInPlace(const void* keys, int64_t n, const Insertion* insertion, Missing missing,
                            const Read& read) = 0;
 
  protected:

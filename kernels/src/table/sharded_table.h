@@ -94,7 +94,7 @@ class ShardedTable : public Table, public RowsInPlace {
               int64_t num_defaults, bool* found, ParallelFor& threads) const override;
   void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
                       ParallelFor& threads) override;
-  void ReadInPlace(const void* keys, int64_t n, const Insertion* insertion, Missing missing,
+  bool ReadInPlace(const void* keys, int64_t n, const Insertion* insertion, Missing missing,
                    const Read& read) override;
   void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
                      ParallelFor& threads) const override;

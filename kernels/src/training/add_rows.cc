@@ -1,4 +1,4 @@
-#include "lookups/add_rows.h"
+#include "training/add_rows.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -16,17 +16,36 @@ struct VectorOf {
   typedef C Type __attribute__((vector_size(kBytes), aligned(alignof(C)), may_alias));
 };
 
+// The rows to be added up, as AddColumns asks for them.
+template <class C>
+struct PointedRows {
+  const char* const* rows;
+  KVTABLE_ALWAYS_INLINE const C* operator()(int64_t i) const { return reinterpret_cast<const C*>(rows[i]); }
+};
+template <class C>
+struct IndexedRows {
+  static constexpr int64_t kAhead = 8;
+  const C* rows;
+  const uint32_t* indices;
+  int64_t last;
+  int64_t dim;
+  KVTABLE_ALWAYS_INLINE const C* operator()(int64_t i) const {
+    __builtin_prefetch(rows + int64_t{indices[std::min(i + kAhead, last)]} * dim);
+    return rows + int64_t{indices[i]} * dim;
+  }
+};
+
 // Adds up some columns of all rows, in registers; returns the first column after them.
-template <class C, int kBytes, int kVectors, bool kWeighted>
-KVTABLE_ALWAYS_INLINE inline int64_t AddColumns(const char* const* rows, const C* weights, int64_t n,
-                                                int64_t column, bool fresh, C* sum) {
+template <class C, int kBytes, int kVectors, bool kWeighted, class Rows>
+KVTABLE_ALWAYS_INLINE inline int64_t AddColumns(const Rows& rows, const C* weights, int64_t n, int64_t column,
+                                                bool fresh, C* sum) {
   using Vector = typename VectorOf<C, kBytes>::Type;
   Vector* const to = reinterpret_cast<Vector*>(sum + column);
   Vector sums[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) sums[v] = fresh ? Vector{} : to[v];
   for (int64_t i = 0; i < n; ++i) {
-    const Vector* const row = reinterpret_cast<const Vector*>(rows[i] + column * int64_t{sizeof(C)});
+    const Vector* const row = reinterpret_cast<const Vector*>(rows(i) + column);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sums[v] += kWeighted ? weights[i] * row[v] : row[v];
   }
@@ -36,8 +55,8 @@ KVTABLE_ALWAYS_INLINE inline int64_t AddColumns(const char* const* rows, const C
 }
 
 // `kBytes` are those of the CPU's registers.
-template <class C, int kBytes, bool kWeighted>
-KVTABLE_ALWAYS_INLINE inline void AddAll(const char* const* rows, const C* weights, int64_t n, int64_t dim,
+template <class C, int kBytes, bool kWeighted, class Rows>
+KVTABLE_ALWAYS_INLINE inline void AddAll(const Rows& rows, const C* weights, int64_t n, int64_t dim,
                                          bool fresh, C* sum) {
   constexpr int64_t kEach = kBytes / int64_t{sizeof(C)};
   int64_t j = 0;
@@ -53,10 +72,7 @@ KVTABLE_ALWAYS_INLINE inline void AddAll(const char* const* rows, const C* weigh
   }
   for (; j < dim; ++j) {
     C total = fresh ? 0 : sum[j];
-    for (int64_t i = 0; i < n; ++i) {
-      const C x = reinterpret_cast<const C*>(rows[i])[j];
-      total += kWeighted ? weights[i] * x : x;
-    }
+    for (int64_t i = 0; i < n; ++i) total += kWeighted ? weights[i] * rows(i)[j] : rows(i)[j];
     sum[j] = total;
   }
 }
@@ -118,53 +134,54 @@ KVTABLE_ALWAYS_INLINE inline void AddAllTo(const C* row, const uint32_t* numbers
   *begun = end;
 }
 
-// `attributes` may be empty.
-#define KVTABLE_ADD_ROWS(Name, attributes, kBytes)                                                           \
-  template <class C>                                                                                         \
-  attributes void Name##To(const void* row, const uint32_t* numbers, int64_t n, int64_t dim,                 \
-                           uint32_t* begun, void* sums) {                                                    \
-    AddAllTo<C, kBytes>(static_cast<const C*>(row), numbers, n, dim, begun, static_cast<C*>(sums));          \
-  }                                                                                                          \
-  template <class C, bool kWeighted>                                                                         \
-  attributes void Name(const char* const* rows, const void* weights, int64_t n, int64_t dim, bool fresh,     \
-                       void* sum) {                                                                          \
-    AddAll<C, kBytes, kWeighted>(rows, static_cast<const C*>(weights), n, dim, fresh, static_cast<C*>(sum)); \
+// The functions of one instruction set. `attributes` may be empty.
+#define KVTABLE_ADD_ROWS(Set, attributes, kBytes)                                                           \
+  template <class C>                                                                                        \
+  struct Set {                                                                                              \
+    template <bool kWeighted>                                                                               \
+    attributes static void Add(const char* const* rows, const void* weights, int64_t n, int64_t dim,        \
+                               bool fresh, void* sum) {                                                     \
+      AddAll<C, kBytes, kWeighted>(PointedRows<C>{rows}, static_cast<const C*>(weights), n, dim, fresh,     \
+                                   static_cast<C*>(sum));                                                   \
+    }                                                                                                       \
+    attributes static void AddIndexed(const void* rows, const uint32_t* indices, int64_t n, int64_t dim,    \
+                                      void* sum) {                                                          \
+      const IndexedRows<C> typed{static_cast<const C*>(rows), indices, n - 1, dim};                         \
+      AddAll<C, kBytes, false>(typed, static_cast<const C*>(nullptr), n, dim, false, static_cast<C*>(sum)); \
+    }                                                                                                       \
+    attributes static void AddTo(const void* row, const uint32_t* numbers, int64_t n, int64_t dim,          \
+                                 uint32_t* begun, void* sums) {                                             \
+      AddAllTo<C, kBytes>(static_cast<const C*>(row), numbers, n, dim, begun, static_cast<C*>(sums));       \
+    }                                                                                                       \
+    static AddFunctions All() { return {Add<false>, Add<true>, AddIndexed, AddTo}; }                        \
   }
 
-KVTABLE_ADD_ROWS(AddBaseline, , 16)
-#if defined(__x86_64__)
-KVTABLE_ADD_ROWS(AddAvx2, KVTABLE_TARGET_AVX2, 32)
-KVTABLE_ADD_ROWS(AddAvx512, KVTABLE_TARGET_AVX512, 64)
-#endif
+struct AddFunctions {
+  AddRows add;
+  AddRows add_weighted;
+  AddIndexedRows add_indexed;
+  AddToRows add_to;
+};
 
-template <class C, bool kWeighted>
-AddRows Best() {
+KVTABLE_ADD_ROWS(Baseline, , 16);
 #if defined(__x86_64__)
-  switch (BestInstructionSet()) {
-    case InstructionSet::kAvx512:
-      return AddAvx512<C, kWeighted>;
-    case InstructionSet::kAvx2:
-      return AddAvx2<C, kWeighted>;
-    case InstructionSet::kBaseline:
-      break;
-  }
+KVTABLE_ADD_ROWS(Avx2, KVTABLE_TARGET_AVX2, 32);
+KVTABLE_ADD_ROWS(Avx512, KVTABLE_TARGET_AVX512, 64);
 #endif
-  return AddBaseline<C, kWeighted>;
-}
 
 template <class C>
-AddToRows BestTo() {
+AddFunctions Best() {
 #if defined(__x86_64__)
   switch (BestInstructionSet()) {
     case InstructionSet::kAvx512:
-      return AddAvx512To<C>;
+      return Avx512<C>::All();
     case InstructionSet::kAvx2:
-      return AddAvx2To<C>;
+      return Avx2<C>::All();
     case InstructionSet::kBaseline:
       break;
   }
 #endif
-  return AddBaselineTo<C>;
+  return Baseline<C>::All();
 }
 
 // 16-bit rows, converted one by one.
@@ -191,7 +208,7 @@ AddRows BestAddRows(ValueType type, bool weighted) {
   VisitValueType(type, [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_same_v<T, ComputeOf<T>>) {
-      best = weighted ? Best<T, true>() : Best<T, false>();
+      best = weighted ? Best<T>().add_weighted : Best<T>().add;
     } else {
       best = weighted ? AddConverted<T, true> : AddConverted<T, false>;
     }
@@ -199,6 +216,10 @@ AddRows BestAddRows(ValueType type, bool weighted) {
   return best;
 }
 
-AddToRows BestAddToRows(bool is_double) { return is_double ? BestTo<double>() : BestTo<float>(); }
+AddIndexedRows BestAddIndexedRows(bool is_double) {
+  return is_double ? Best<double>().add_indexed : Best<float>().add_indexed;
+}
+
+AddToRows BestAddToRows(bool is_double) { return is_double ? Best<double>().add_to : Best<float>().add_to; }
 
 }  // namespace kvtable
