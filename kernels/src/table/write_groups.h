@@ -36,9 +36,16 @@ void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& g
   const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
     if (!has_hint(i)) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
   };
+  // Into the second-level cache: a core has few places for lines on their way to the first, which a row with its
+  // slots soon fills, and stands still until one is free.
+  constexpr int kSecondLevel = 2;
   const auto prefetch_row = [&](uint32_t row) KVTABLE_ALWAYS_INLINE {
-    PrefetchRow<kAnyBytes, true>(shard.rows.Row(row), row_bytes);
-    __builtin_prefetch(shard.rows.StampOf(row), 1);
+    constexpr int64_t kMostBytes = 2048;  // the rest is foreseen by the hardware
+    const char* const at = shard.rows.Row(row);
+    const int64_t bytes = std::min(row_bytes, kMostBytes);
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 1, kSecondLevel);
+    __builtin_prefetch(at + bytes - 1, 1, kSecondLevel);
+    __builtin_prefetch(shard.rows.StampOf(row), 1, kSecondLevel);
   };
   // What is known of key i, at i modulo the size: its row, or kNoRow; then where the search goes on, or
   // null. A row that was found stays the key's: nobody else may remove it now.
