@@ -23,23 +23,29 @@ inline void StampRow(RowStamp* row, Stamp stamp) {
   row->version = stamp.version;
 }
 
-template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
+template <bool kOnlyNew, bool kHinted, class Check, class PrefetchInput, class Write>
 void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                              const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
-                              const Write& write) {
+                              const Check& check, const PrefetchInput& prefetch_input, const Write& write) {
   Shard& shard = *shards_[static_cast<size_t>(group.shard)];
   std::lock_guard<RwSpinlock> hold(shard.lock);
   check(shard);
   const int64_t row_bytes = shard.rows.row_bytes();
   const uint32_t known_rows = shard.rows.high_water();
   const auto has_hint = [&](int64_t i)
-                            KVTABLE_ALWAYS_INLINE { return hint(group.positions[i]) < known_rows; };
+                            KVTABLE_ALWAYS_INLINE { return kHinted && group.hints[i] < known_rows; };
   const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
     if (!has_hint(i)) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
   };
+  // Into the second-level cache: a core has few places for lines on their way to the first, which a row with its
+  // slots soon fills, and stands still until one is free.
+  constexpr int kSecondLevel = 2;
   const auto prefetch_row = [&](uint32_t row) KVTABLE_ALWAYS_INLINE {
-    PrefetchRow<kAnyBytes, true>(shard.rows.Row(row), row_bytes);
-    __builtin_prefetch(shard.rows.StampOf(row), 1);
+    constexpr int64_t kMostBytes = 2048;  // the rest is foreseen by the hardware
+    const char* const at = shard.rows.Row(row);
+    const int64_t bytes = std::min(row_bytes, kMostBytes);
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 1, kSecondLevel);
+    __builtin_prefetch(at + bytes - 1, 1, kSecondLevel);
+    __builtin_prefetch(shard.rows.StampOf(row), 1, kSecondLevel);
   };
   // What is known of key i, at i modulo the size: its row, or kNoRow; then where the search goes on, or
   // null. A row that was found stays the key's: nobody else may remove it now.
@@ -50,7 +56,7 @@ void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& g
     const Bucket*& on = next[static_cast<size_t>(i % kAhead)];
     on = nullptr;
     if (has_hint(i)) {
-      row = hint(group.positions[i]);
+      row = group.hints[i];
       prefetch_row(row);
     } else {
       const uint64_t key = group.keys[i];
@@ -115,7 +121,7 @@ void ShardedTable::WriteBatch(const BatchTime& time, const void* keys, int64_t n
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
     RunTasks(threads, groups.size(), [&](int64_t g) {
-      WriteGroup<false>(time, groups[g], existing_only, check, NoHint{}, prefetch_input, write);
+      WriteGroup<false, false>(time, groups[g], existing_only, check, prefetch_input, write);
     });
   });
 }
