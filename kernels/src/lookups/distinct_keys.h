@@ -25,9 +25,9 @@ uint32_t NumberDistinctKeys(const uint64_t* keys, uint32_t n, uint64_t* found, c
   uint32_t count = 0;
   for (uint32_t i = 0; i < n; ++i) {
     const uint64_t key = keys[i];
-    found[count] =
-        key;  // keys before i have been read. So a free place holds the key, too, and which of both it is
-              // needs no branch, which nobody could foresee.
+    // Keys before i have been read. So a free place holds the key, too: which of both it is needs no branch, and
+    // nobody could foresee that.
+    found[count] = key;
     size_t at = (key * 0x9e3779b97f4a7c15ULL) >> (64 - bits);
     uint32_t number = numbers[at] == kFree ? count : numbers[at];
     while (found[number] != key) {
@@ -78,21 +78,26 @@ inline uint32_t ChainEqualKeys(const uint64_t* keys, uint32_t n, uint32_t* first
     std::iota(first, first + n, 0);
     return n;
   }
-  uint32_t candidates = n;
   if (repeats) {
-    std::iota(shared.data(), shared.data() + n, 0);
-  } else {
-    std::memset(marks.data(), 0, words * sizeof(uint64_t));
-    for (uint32_t m = 0; m < meetings; ++m) {
-      const uint64_t mark = mark_of(keys[shared[m]]);
-      marks[mark / 64] |= uint64_t{1} << (mark % 64);
-    }
-    candidates = 0;
-    for (uint32_t i = 0; i < n; ++i) {
-      const uint64_t mark = mark_of(keys[i]);
-      shared[candidates] = i;
-      candidates += marks[mark / 64] >> (mark % 64) & 1;
-    }
+    Scratch<uint64_t> found(n);
+    Scratch<uint32_t> last(n);
+    return NumberDistinctKeys(keys, n, found.data(), [&](uint32_t i, uint32_t number, bool is_first) {
+      const uint32_t before = is_first ? i : last[number];
+      next[before] = is_first ? kNoMore : i;
+      first[number] = is_first ? i : first[number];
+      last[number] = i;
+    });
+  }
+  std::memset(marks.data(), 0, words * sizeof(uint64_t));
+  for (uint32_t m = 0; m < meetings; ++m) {
+    const uint64_t mark = mark_of(keys[shared[m]]);
+    marks[mark / 64] |= uint64_t{1} << (mark % 64);
+  }
+  uint32_t candidates = 0;
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint64_t mark = mark_of(keys[i]);
+    shared[candidates] = i;
+    candidates += marks[mark / 64] >> (mark % 64) & 1;
   }
   Scratch<uint64_t> found(candidates);
   Scratch<uint32_t> last(candidates);

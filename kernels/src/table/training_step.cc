@@ -1,5 +1,6 @@
 // One step of an optimizer over a batch's rows.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <shared_mutex>
@@ -40,7 +41,12 @@ ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::G
   const auto sum_of = [&](uint32_t i) KVTABLE_ALWAYS_INLINE -> const void* {
     if (next[i] == kNoMore && sum.same_type()) return gradient_at(i);
     sum.Set(summed.data(), gradient_at(i));
-    for (uint32_t j = next[i]; j != kNoMore; j = next[j]) sum.Add(summed.data(), gradient_at(j));
+    for (uint32_t j = next[i]; j != kNoMore;) {
+      std::array<uint32_t, 64> some;
+      size_t count = 0;
+      for (; count < some.size() && j != kNoMore; j = next[j]) some[count++] = group.positions[j];
+      sum.Add(summed.data(), gradients, some.data(), static_cast<int64_t>(count));
+    }
     return summed.data();
   };
   ApplyCounts counts;
@@ -72,7 +78,9 @@ ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::G
     if (update.optimizer->zeroes_rows) shard.zeroed.Prepare(size_t{shard.rows.high_water()} + distinct);
   };
   const auto prefetch_input = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    PrefetchRow<kAnyBytes>(gradient_at(static_cast<uint32_t>(i)), bytes);
+    const uint32_t one = static_cast<uint32_t>(i);
+    PrefetchRow<kAnyBytes>(gradient_at(one), bytes);
+    if (next[one] != kNoMore) PrefetchRow<kAnyBytes>(gradient_at(next[one]), bytes);
   };
   const auto write = [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
     char* const at = shard.rows.Row(row);

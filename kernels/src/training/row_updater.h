@@ -61,11 +61,10 @@ class GradientSum {
   void Set(void* sum, const void* row) const {  // sum = row
     same_type_ ? set_(row, dim_, sum) : conversion_.load(row, dim_, static_cast<float*>(sum));
   }
-  // sum = row indices[0] of `rows` + row indices[1] + ..., one after the other; n > 0
-  void Sum(const char* rows, const uint32_t* indices, int64_t n, void* sum) const {
-    Set(sum, rows + int64_t{indices[0]} * row_bytes_);
-    if (same_type_) return add_(rows, indices + 1, n - 1, dim_, sum);
-    for (int64_t i = 1; i < n; ++i) {
+  // sum += row indices[0] of `rows` + row indices[1] + ..., one after the other.
+  void Add(void* sum, const char* rows, const uint32_t* indices, int64_t n) const {
+    if (same_type_) return add_(rows, indices, n, dim_, sum);
+    for (int64_t i = 0; i < n; ++i) {
       conversion_.accumulate(rows + int64_t{indices[i]} * row_bytes_, dim_, static_cast<float*>(sum));
     }
   }
