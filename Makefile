@@ -24,7 +24,7 @@ TENSORFLOWS ?=
 JOBS ?= $(shell nproc)
 
 .PHONY: help setup setup-horovod wheels matrix demo examples test test-all test-rest test-durations peers spark redis load-generators chromium fuzz sanitize lint types format bench \
-  bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-export bench-saves bench-sok bench-gpu bench-install docs clean
+  bench-step bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-export bench-saves bench-sok bench-gpu bench-install docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -134,6 +134,10 @@ format: setup ## rewrite sources in the house style
 
 bench: setup ## speed, side by side, into benchmarks/results/
 	$(BIN)/python benchmarks/run.py
+
+bench-step: setup ## where the time of a training step goes, op by op
+	for optimizer in SGD Adagrad Adam; do for dim in 16 64; do \
+	  $(BIN)/python benchmarks/step_stages.py --optimizer $$optimizer --dim $$dim || exit 1; done; done
 
 bench-tools: setup ## the offline tools on 4 GB, beside cat and a script by hand
 	$(BIN)/python benchmarks/tools.py

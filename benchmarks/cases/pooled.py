@@ -5,7 +5,7 @@ from __future__ import annotations
 from cases.case import Case, Comparison, Side, Size
 
 MOST_IDS = 20
-TIMES_STOCK = 2.0
+TIMES_STOCK = 2.5
 
 
 def cases(size: Size) -> list[Case]:

@@ -271,3 +271,23 @@ def test_goals_of_snapshots_are_judged(module, rate, live, reached):
     cold = {"rows": 100_000_000, "starts": {"cold": [{"live": live}] * 3}}
     judged = snapshot.goals({"lookups": lookups, "cold": cold})
     assert [one["reached"] for one in judged] == [reached[0], *reached]
+
+
+@pytest.mark.thorough
+def test_the_stages_of_a_step_are_told(tmp_path):
+    pytest.importorskip("tfplugin")
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "step_stages.py"),
+        "--rows",
+        "1000",
+        "--batch",
+        "64",
+        "--dim",
+        "4",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "of the floor" in done.stdout
+    for stage in ("session", "feed", "between the ops", "KvTableGather", "KvTableApply", "Mul"):
+        assert f"  {stage}" in done.stdout

@@ -42,6 +42,20 @@ int64_t BagAt(const BagsInput& in, int64_t i) {
   return bag;
 }
 
+// Finds the splits, zeros before, of ids that are bag after bag already, as they nearly always are. False where they are
+// not.
+bool SplitInOrder(const BagsInput& in, int64_t* splits) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < in.n; ++i) {
+    const int64_t bag = in.outer == 1 ? in.indices[i * in.rank] : BagAt(in, i);
+    if (bag < last || bag >= in.bags) return false;
+    splits[bag + 1] = i + 1;
+    last = bag;
+  }
+  for (int64_t b = 1; b <= in.bags; ++b) splits[b] = std::max(splits[b], splits[b - 1]);
+  return true;
+}
+
 template <class T>
 bool Positive(const void* weights, int64_t i) {
   return static_cast<const T*>(weights)[i] > 0;
@@ -64,13 +78,16 @@ Bags::Bags(const BagsInput& in) : key_type_(in.key_type), value_type_(in.value_t
   };
 
   splits_.assign(static_cast<size_t>(in.bags) + 1, 0);
-  std::vector<uint32_t> bag_of(
-      in.splits != nullptr && !choosy && in.fill_key == nullptr ? 0 : static_cast<size_t>(in.n));
-  bool in_order = true;
-  if (in.splits != nullptr && bag_of.empty()) {
-    std::copy(in.splits, in.splits + in.bags + 1, splits_.begin());
-    return;
+  if (!choosy && in.fill_key == nullptr) {
+    if (in.splits != nullptr) {
+      std::copy(in.splits, in.splits + in.bags + 1, splits_.begin());
+      return;
+    }
+    if (SplitInOrder(in, splits_.data())) return;
+    std::fill(splits_.begin(), splits_.end(), 0);
   }
+  std::vector<uint32_t> bag_of(static_cast<size_t>(in.n));
+  bool in_order = true;
   int64_t bag = 0;
   int64_t last = 0;
   for (int64_t i = 0; i < in.n; ++i) {

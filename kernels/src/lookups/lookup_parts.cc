@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lookups/insertion_of.h"
 #include "lookups/owners.h"
 #include "memory/scratch.h"
 #include "table/parts_reader.h"
@@ -85,16 +86,20 @@ void LookUpRange(const PartsLookup& lookup, int64_t begin, int64_t end) {
 
 }  // namespace
 
+Insertion InsertionOf(const Table& table, const MissingKeys& missing) {
+  Insertion insertion;
+  insertion.stamp = missing.stamp;
+  insertion.admission = missing.admission;
+  insertion.admission_seed = missing.admission_seed;
+  insertion.admitter = table.admitter().get();
+  insertion.below = missing.below;
+  return insertion;
+}
+
 void LookUpOne(Table* table, const void* keys, int64_t n, const RowsOut& out, const MissingKeys& missing,
                ParallelFor& threads) {
   if (missing.insert) {
-    Insertion insertion;
-    insertion.stamp = missing.stamp;
-    insertion.admission = missing.admission;
-    insertion.admission_seed = missing.admission_seed;
-    insertion.admitter = table->admitter().get();
-    insertion.below = missing.below;
-    table->GatherOrInsert(keys, n, out, insertion, threads);
+    table->GatherOrInsert(keys, n, out, InsertionOf(*table, missing), threads);
   } else {
     table->Gather(keys, n, out, missing.missing, nullptr, 0, nullptr, threads);
   }

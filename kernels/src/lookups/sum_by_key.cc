@@ -1,6 +1,6 @@
-// Ids are sorted into buckets by part and by bits of their key's hash, in their order; then each bucket is a
-// task of its own, small enough for its keys' sums to stay in cache: a little hash table numbers its
-// different keys, and sums are added up in their place in the output.
+// Ids are sorted into buckets by part and by bits of their key's hash, in their order; a batch that is small enough and
+// of one part is one bucket and is not sorted at all. Then each bucket is a task of its own: a little hash table numbers
+// its different keys, and sums are added up in their place in the output.
 #include "kvtable/sum_by_key.h"
 
 #include <algorithm>
@@ -9,20 +9,19 @@
 #include "base/hash.h"
 #include "lookups/distinct_keys.h"
 #include "lookups/owners.h"
-#include "memory/copy_rows.h"
 #include "memory/scratch.h"
 #include "threads/task_list.h"
+#include "training/add_rows.h"
 #include "training/sum_rows.h"
 #include "values/elements.h"
 
 namespace kvtable {
 namespace {
 
-constexpr int64_t kRange = 16384;  // ids sorted by one task
-constexpr int64_t kIdsPerBucket = 4096;
+constexpr int64_t kRange = 16384;         // ids sorted by one task
+constexpr int64_t kIdsPerBucket = 65536;  // what sorting spares in cache misses does not pay for it below
 constexpr int kMaxBucketBits = 8;
 constexpr int64_t kMostBuckets = 1024;  // of all parts, where parts allow
-constexpr int64_t kGradientsAhead = 8;
 
 }  // namespace
 
@@ -33,19 +32,23 @@ struct SumByKey::Sorted {
       ++bits;
     }
     buckets = g.parts << bits;
-    begins.resize(static_cast<size_t>(ranges() * buckets));
-    bucket_begin.resize(static_cast<size_t>(buckets) + 1);
+    bucket_begin = {0, static_cast<uint32_t>(n)};
     // Written before they are read: `new` leaves them as they are.
-    bucket_of.reset(new uint32_t[static_cast<size_t>(n)]);
     keys.reset(new uint64_t[static_cast<size_t>(n)]);
-    bag_of.reset(new uint32_t[static_cast<size_t>(n)]);
     number.reset(new uint32_t[static_cast<size_t>(n)]);
-    if (bags.weights() != nullptr) id.reset(new uint32_t[static_cast<size_t>(n)]);
+    if (sorted()) {
+      begins.resize(static_cast<size_t>(ranges() * buckets));
+      bucket_begin.resize(static_cast<size_t>(buckets) + 1);
+      bucket_of.reset(new uint32_t[static_cast<size_t>(n)]);
+      bag_of.reset(new uint32_t[static_cast<size_t>(n)]);
+      if (bags.weights() != nullptr) id.reset(new uint32_t[static_cast<size_t>(n)]);
+    }
     unique.resize(static_cast<size_t>(buckets));
     unique_begin.resize(static_cast<size_t>(buckets));
   }
 
-  int64_t ranges() const { return (n + kRange - 1) / kRange; }
+  bool sorted() const { return buckets > 1; }
+  int64_t ranges() const { return sorted() ? (n + kRange - 1) / kRange : 0; }  // tasks that sort
   int64_t BucketsPerPart() const { return int64_t{1} << bits; }
 
   template <class Compute>
@@ -81,6 +84,7 @@ struct SumByKey::Sorted {
   }
 
   void PlaceBuckets() {
+    if (!sorted()) return;
     uint32_t total = 0;
     for (int64_t b = 0; b < buckets; ++b) {
       bucket_begin[static_cast<size_t>(b)] = total;
@@ -127,7 +131,8 @@ struct SumByKey::Sorted {
     const uint32_t first = bucket_begin[static_cast<size_t>(b)];
     const uint32_t last = bucket_begin[static_cast<size_t>(b) + 1];
     if (first == last) return;
-    const uint32_t count = NumberDistinctKeys(keys.get() + first, last - first, keys.get() + first,
+    const uint64_t* const from = sorted() ? keys.get() + first : WideKeys();
+    const uint32_t count = NumberDistinctKeys(from, last - first, keys.get() + first,
                                               [&](uint32_t i, uint32_t n, bool) { number[first + i] = n; });
     unique[static_cast<size_t>(b)] = count;
   }
@@ -177,7 +182,9 @@ struct SumByKey::Sorted {
     for (int64_t b = first_bucket; b < last_bucket; ++b) {
       WriteKeys(b, terms.keys.data());
       const int64_t to = unique_begin[static_cast<size_t>(b)];
-      EachId(b, [&](uint32_t i) { ++terms.begins[static_cast<size_t>(to + number[i]) + 1]; });
+      EachId(b, [&](uint32_t i, uint32_t, uint32_t) {
+        ++terms.begins[static_cast<size_t>(to + number[i]) + 1];
+      });
     }
     for (size_t k = 0; k < count; ++k) terms.begins[k + 1] += terms.begins[k];
     const auto place = [&](auto t) {
@@ -189,11 +196,11 @@ struct SumByKey::Sorted {
       std::vector<uint32_t> next(terms.begins.begin(), terms.begins.end() - 1);
       for (int64_t b = first_bucket; b < last_bucket; ++b) {
         const int64_t to = unique_begin[static_cast<size_t>(b)];
-        EachId(b, [&](uint32_t i) {
-          const Compute divisor = divisor_of == nullptr ? 1 : divisor_of[bag_of[i]];
+        EachId(b, [&](uint32_t i, uint32_t bag, uint32_t place) {
+          const Compute divisor = divisor_of == nullptr ? 1 : divisor_of[bag];
           const uint32_t at = next[static_cast<size_t>(to + number[i])]++;
-          terms.bags[at] = divisor == 0 ? Terms::kNothing : bag_of[i];
-          scales[at] = divisor == 0 ? 0 : (weights == nullptr ? 1 : weights[id[i]]) / divisor;
+          terms.bags[at] = divisor == 0 ? Terms::kNothing : bag;
+          scales[at] = divisor == 0 ? 0 : (weights == nullptr ? 1 : weights[place]) / divisor;
         });
       }
     };
@@ -201,10 +208,21 @@ struct SumByKey::Sorted {
     return terms;
   }
 
+  // Calls body(i, its bag, its place among the bags' ids) for each id of a bucket; the last where there are weights.
   template <class Body>
   void EachId(int64_t b, const Body& body) const {
+    if (!sorted()) {
+      for (int64_t bag = 0; bag < bags.size(); ++bag) {
+        for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
+          body(static_cast<uint32_t>(i), static_cast<uint32_t>(bag), static_cast<uint32_t>(i));
+        }
+      }
+      return;
+    }
     const uint32_t last = bucket_begin[static_cast<size_t>(b) + 1];
-    for (uint32_t i = bucket_begin[static_cast<size_t>(b)]; i < last; ++i) body(i);
+    for (uint32_t i = bucket_begin[static_cast<size_t>(b)]; i < last; ++i) {
+      body(i, bag_of[i], id == nullptr ? 0 : id[i]);
+    }
   }
 
   // The different keys of a bucket, where they belong in their part's.
@@ -222,31 +240,43 @@ struct SumByKey::Sorted {
   void Sum(int64_t b, ComputeOf<T>* sums) const {
     using Compute = ComputeOf<T>;
     const int64_t dim = gradient.dim;
-    const int64_t bytes = dim * int64_t{sizeof(T)};
     const T* const rows = static_cast<const T*>(gradient.gradient);
     const Compute* const weights = static_cast<const Compute*>(bags.weights());
     const Compute* const divisor_of = divisors<Compute>();
-    const uint32_t last = bucket_begin[static_cast<size_t>(b) + 1];
-    uint32_t begun = 0;
-    for (uint32_t i = bucket_begin[static_cast<size_t>(b)]; i < last; ++i) {
-      if (i + kGradientsAhead < last) {
-        PrefetchRow<kAnyBytes>(reinterpret_cast<const char*>(rows + bag_of[i + kGradientsAhead] * dim),
-                               bytes);
-      }
-      const int64_t bag = bag_of[i];
-      Compute* const sum = sums + number[i] * dim;
-      const bool first = number[i] == begun;  // of its key: they are numbered in this order
-      begun += first ? 1 : 0;
+    const AddToRows add = BestAddToRows(std::is_same_v<Compute, double>);
+    std::vector<Compute> scaled(static_cast<size_t>(dim));
+    uint32_t begun = 0;  // keys are numbered in the order in which their sums begin
+    // Ids one behind the other that are of one bag and weigh the same have the same share of its gradient.
+    const auto add_run = [&](uint32_t first, uint32_t end, int64_t bag, Compute weight) {
       const Compute divisor = divisor_of == nullptr ? 1 : divisor_of[bag];
-      const Compute scale = (weights == nullptr ? 1 : weights[id[i]]) / divisor;
       if (divisor == 0) {  // nothing was pooled, and no gradient counts, finite or not
-        if (first) std::fill(sum, sum + dim, Compute{0});
-      } else if (first) {
-        StoreScaledRow(rows + bag * dim, scale, dim, sum);
-      } else {
-        AddScaledRow(rows + bag * dim, scale, dim, sum);
+        for (uint32_t i = first; i < end; ++i) {
+          if (number[i] != begun) continue;
+          std::fill_n(sums + int64_t{begun} * dim, dim, Compute{0});
+          ++begun;
+        }
+        return;
       }
+      StoreScaledRow(rows + bag * dim, weight / divisor, dim, scaled.data());
+      add(scaled.data(), number.get() + first, end - first, dim, &begun, sums);
+    };
+    if (!sorted() && weights == nullptr) {
+      for (int64_t bag = 0; bag < bags.size(); ++bag) {
+        add_run(static_cast<uint32_t>(bags.begin(bag)), static_cast<uint32_t>(bags.end(bag)), bag, 1);
+      }
+    } else {
+      EachId(b, [&](uint32_t i, uint32_t bag, uint32_t place) {
+        add_run(i, i + 1, bag, weights == nullptr ? 1 : weights[place]);
+      });
     }
+  }
+
+  // All keys in order of the ids.
+  const uint64_t* WideKeys() {
+    if (bags.key_type() != KeyType::kInt32) return reinterpret_cast<const uint64_t*>(bags.keys());
+    const int32_t* const narrow = reinterpret_cast<const int32_t*>(bags.keys());
+    for (int64_t i = 0; i < n; ++i) keys[static_cast<size_t>(i)] = Widen(narrow[i]);
+    return keys.get();
   }
 
   static uint64_t Widen(int32_t key) { return WidenKey(key); }
@@ -258,17 +288,19 @@ struct SumByKey::Sorted {
   const int64_t n;
   int bits = 0;  // of a key's hash in the number of its bucket, below its part
   int64_t buckets = 1;
+  // Where there are several buckets:
   std::vector<uint32_t> begins;           // (ranges, buckets): where a range's first id of a bucket goes
-  std::vector<uint32_t> bucket_begin;     // (buckets + 1)
-  std::unique_ptr<uint32_t[]> bucket_of;  // (n) in order of the ids; all others are sorted
-  std::unique_ptr<uint64_t[]> keys;       // (n), later the different keys at the beginning of each bucket
+  std::unique_ptr<uint32_t[]> bucket_of;  // (n) in order of the ids; what follows is sorted
   std::unique_ptr<uint32_t[]> bag_of;     // (n)
   std::unique_ptr<uint32_t[]> id;         // (n), where there are weights
-  std::unique_ptr<uint32_t[]> number;     // (n): of the key among its bucket's different keys
-  std::vector<uint32_t> unique;           // (buckets): how many different keys
-  std::vector<int64_t> unique_begin;      // (buckets): where they go in the part's output
-  std::vector<int64_t> counts;            // (parts)
-  std::vector<char> own_divisors;         // (bags), or empty: all are 1
+
+  std::vector<uint32_t> bucket_begin;  // (buckets + 1)
+  std::unique_ptr<uint64_t[]> keys;    // (n), later the different keys at the beginning of each bucket
+  std::unique_ptr<uint32_t[]> number;  // (n): of the key among its bucket's different keys
+  std::vector<uint32_t> unique;        // (buckets): how many different keys
+  std::vector<int64_t> unique_begin;   // (buckets): where they go in the part's output
+  std::vector<int64_t> counts;         // (parts)
+  std::vector<char> own_divisors;      // (bags), or empty: all are 1
 };
 
 SumByKey::SumByKey(std::vector<PooledGradient> gradients, ParallelFor& threads)

@@ -61,6 +61,7 @@
 #include "table/moment_gate.h"
 #include "table/row_layout.h"
 #include "table/row_store.h"
+#include "table/rows_in_place.h"
 #include "table/shard.h"
 #include "table/shard_groups.h"
 #include "training/row_updater.h"
@@ -70,7 +71,7 @@ namespace kvtable {
 
 inline constexpr int64_t kAhead = 16;  // searches begun before the one being finished; buckets twice as far
 
-class ShardedTable : public Table {
+class ShardedTable : public Table, public RowsInPlace {
  public:
   explicit ShardedTable(const TableOptions& options);
 
@@ -96,6 +97,8 @@ class ShardedTable : public Table {
               int64_t num_defaults, bool* found, ParallelFor& threads) const override;
   void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
                       ParallelFor& threads) override;
+  bool ReadInPlace(const void* keys, int64_t n, const Insertion* insertion, Missing missing,
+                   const Read& read) override;
   void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
                      ParallelFor& threads) const override;
   void Contains(const void* keys, int64_t n, bool* out, ParallelFor& threads) const override;
@@ -207,11 +210,6 @@ class ShardedTable : public Table {
     return shard.layout->At(column.column, column.width, column.generation);
   }
 
-  // For WriteGroup: nothing is known of where rows are.
-  struct NoHint {
-    KVTABLE_ALWAYS_INLINE uint32_t operator()(int64_t) const { return BucketIndex::kNoRow; }
-  };
-
   // In read_range.h.
   // Looks up keys[begin, end) block by block: check(shard) once for each shard of a block, which may throw;
   // locate(i, number of shard, shard, row) -> pointer for each key that has a row; then prefetch(shard, pointer)
@@ -243,20 +241,17 @@ class ShardedTable : public Table {
   void ForGroups(const ShardGroups& groups, ParallelFor& threads, const Write& write);
   // Finds or makes the row of each key of a group, under the shard's exclusive lock: check(shard) first,
   // which may throw; prefetch_input(i) some steps ahead; write(shard, row, key, i, is_new) in the order of
-  // the batch. hint(i) is the number of the row where key i was seen last, or kNoRow. With `existing_only`
-  // keys without a row are left out, and the padding key is always. A row that has
-  // expired is none: it is made anew.
+  // the batch. With kHinted the group has hints. With `existing_only` keys without a row are left out, and the
+  // padding key is always. A row that has expired is none: it is made anew.
   // The shard is told of each row before it is written; with kOnlyNew, of new ones, for others are only read.
   // Lets lookups in that wait for the shard, now and then, but with kOnlyNew: then check(shard) comes again.
-  template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
+  template <bool kOnlyNew, bool kHinted, class Check, class PrefetchInput, class Write>
   void WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                  const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
-                  const Write& write);
+                  const Check& check, const PrefetchInput& prefetch_input, const Write& write);
   // Its first keys, under one lock: how many it came to.
-  template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
+  template <bool kOnlyNew, bool kHinted, class Check, class PrefetchInput, class Write>
   int64_t WriteTurn(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                    const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
-                    const Write& write);
+                    const Check& check, const PrefetchInput& prefetch_input, const Write& write);
   template <class Check, class PrefetchInput, class Write>
   void WriteBatch(const BatchTime& time, const void* keys, int64_t n, bool existing_only,
                   ParallelFor& threads, const Check& check, const PrefetchInput& prefetch_input,
@@ -272,9 +267,9 @@ class ShardedTable : public Table {
                     bool existing_only, ParallelFor& threads, const Prepare& prepare, const Finish& finish);
   bool IsZero(const char* value) const;
   // The keys of one shard in a training step. `offsets` are those of value and slots in a row.
-  ApplyCounts ApplyGroup(const BatchTime& time, const ShardGroups::Group& group, const uint64_t* positions,
-                         const char* gradients, const Update& update, const RowUpdater& updater,
-                         const std::vector<int64_t>& offsets, Stamp stamp, const InitialValue& init);
+  ApplyCounts ApplyGroup(const BatchTime& time, const ShardGroups::Group& group, const char* gradients,
+                         const Update& update, const RowUpdater& updater, const std::vector<int64_t>& offsets,
+                         Stamp stamp, const InitialValue& init);
   // Keeps the keys of `misses` that are admitted, and writes what the others give. `admitted` may be null; where
   // it is not, first[i] is the frequency that a row of key i starts from.
   template <class Key>

@@ -1,5 +1,6 @@
 // One step of an optimizer over a batch's rows.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <shared_mutex>
@@ -21,50 +22,55 @@ namespace {
 }  // namespace
 
 ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::Group& group,
-                                     const uint64_t* positions, const char* gradients, const Update& update,
-                                     const RowUpdater& updater, const std::vector<int64_t>& offsets,
-                                     Stamp stamp, const InitialValue& init) {
+                                     const char* gradients, const Update& update, const RowUpdater& updater,
+                                     const std::vector<int64_t>& offsets, Stamp stamp,
+                                     const InitialValue& init) {
   const size_t n = static_cast<size_t>(group.count);
   const int64_t bytes = value_bytes_;
   const GradientSum sum(value_type_, dim_);
-  const auto gradient_at = [&](uint32_t i) { return gradients + int64_t{group.positions[i]} * bytes; };
+  const auto gradient_at = [&](uint32_t i) KVTABLE_ALWAYS_INLINE {
+    return gradients + int64_t{group.positions[i]} * bytes;
+  };
 
   // Equal keys: `first` names each distinct key's first occurrence, `next` leads from one to the next.
-  constexpr uint32_t kEnd = UINT32_MAX;
-  Scratch<uint64_t> keys(n);
   Scratch<uint32_t> first(n);
-  Scratch<uint32_t> last(n);
   Scratch<uint32_t> next(n);
-  uint32_t distinct = NumberDistinctKeys(group.keys, static_cast<uint32_t>(n), keys.data(),
-                                         [&](uint32_t i, uint32_t number, bool is_first) {
-                                           next[i] = kEnd;
-                                           if (is_first) {
-                                             first[number] = i;
-                                           } else {
-                                             next[last[number]] = i;
-                                           }
-                                           last[number] = i;
-                                         });
+  uint32_t distinct = ChainEqualKeys(group.keys, static_cast<uint32_t>(n), first.data(), next.data());
 
   Scratch<uint64_t> summed(sum.bytes() / 8 + 1);
-  const auto sum_of = [&](uint32_t i) -> const void* {
-    if (next[i] == kEnd && sum.same_type()) return gradient_at(i);
+  const auto sum_of = [&](uint32_t i) KVTABLE_ALWAYS_INLINE -> const void* {
+    if (next[i] == kNoMore && sum.same_type()) return gradient_at(i);
     sum.Set(summed.data(), gradient_at(i));
-    for (uint32_t j = next[i]; j != kEnd; j = next[j]) sum.Add(summed.data(), gradient_at(j));
+    for (uint32_t j = next[i]; j != kNoMore;) {
+      std::array<uint32_t, 64> some;
+      size_t count = 0;
+      for (; count < some.size() && j != kNoMore; j = next[j]) some[count++] = group.positions[j];
+      sum.Add(summed.data(), gradients, some.data(), static_cast<int64_t>(count));
+    }
     return summed.data();
   };
   ApplyCounts counts;
   if (update.skip_nonfinite) {
     uint32_t kept = 0;
     for (uint32_t u = 0; u < distinct; ++u) {
-      if (!sum.IsFinite(sum_of(first[u]))) continue;
-      keys[kept] = keys[u];
-      first[kept++] = first[u];
+      if (sum.IsFinite(sum_of(first[u]))) first[kept++] = first[u];
     }
     counts.skipped = distinct - kept;
     distinct = kept;
   }
   if (distinct == 0) return counts;
+
+  ShardGroups::Group each = group;
+  each.positions = first.data();
+  each.count = distinct;
+  Scratch<uint64_t> keys(distinct == n ? 0 : distinct);
+  Scratch<uint32_t> hints(distinct == n || group.hints == nullptr ? 0 : distinct);
+  if (distinct != n) {
+    for (uint32_t u = 0; u < distinct; ++u) keys[u] = group.keys[first[u]];
+    each.keys = keys.data();
+    for (uint32_t u = 0; group.hints != nullptr && u < distinct; ++u) hints[u] = group.hints[first[u]];
+    if (group.hints != nullptr) each.hints = hints.data();
+  }
 
   Scratch<uint64_t> scratch(updater.scratch_bytes() / 8 + 1);
   std::vector<void*> columns(offsets.size());
@@ -72,7 +78,9 @@ ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::G
     if (update.optimizer->zeroes_rows) shard.zeroed.Prepare(size_t{shard.rows.high_water()} + distinct);
   };
   const auto prefetch_input = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    PrefetchRow<kAnyBytes>(gradient_at(static_cast<uint32_t>(i)), bytes);
+    const uint32_t one = static_cast<uint32_t>(i);
+    PrefetchRow<kAnyBytes>(gradient_at(one), bytes);
+    if (next[one] != kNoMore) PrefetchRow<kAnyBytes>(gradient_at(next[one]), bytes);
   };
   const auto write = [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
     char* const at = shard.rows.Row(row);
@@ -87,16 +95,10 @@ ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::G
     StampRow(shard.rows.StampOf(row), stamp);
     ++counts.updated;
   };
-  const ShardGroups::Group each{group.shard, keys.data(), first.data(), distinct};
-  if (positions == nullptr) {
-    WriteGroup<false>(time, each, stamp.existing_only, prepare, NoHint{}, prefetch_input, write);
+  if (each.hints == nullptr) {
+    WriteGroup<false, false>(time, each, stamp.existing_only, prepare, prefetch_input, write);
   } else {
-    const uint64_t shard = static_cast<uint64_t>(group.shard);
-    const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-      const uint64_t position = positions[group.positions[i]];
-      return position >> 32 == shard ? static_cast<uint32_t>(position) : BucketIndex::kNoRow;
-    };
-    WriteGroup<false>(time, each, stamp.existing_only, prepare, hint, prefetch_input, write);
+    WriteGroup<false, true>(time, each, stamp.existing_only, prepare, prefetch_input, write);
   }
   return counts;
 }
@@ -124,10 +126,10 @@ ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int
   std::atomic<int64_t> skipped{0};
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
-    const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
+    const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads, positions);
     ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
-      const ApplyCounts counts = ApplyGroup(time, group, positions, static_cast<const char*>(gradients),
-                                            update, updater, offsets, stamp, *init);
+      const ApplyCounts counts = ApplyGroup(time, group, static_cast<const char*>(gradients), update, updater,
+                                            offsets, stamp, *init);
       updated.fetch_add(counts.updated, std::memory_order_relaxed);
       skipped.fetch_add(counts.skipped, std::memory_order_relaxed);
     });

@@ -53,34 +53,39 @@ void ShardedTable::ForGroups(const ShardGroups& groups, ParallelFor& threads, co
   RunTasks(threads, count, [&](int64_t) { write(groups[take()]); });
 }
 
-template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
+template <bool kOnlyNew, bool kHinted, class Check, class PrefetchInput, class Write>
 void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                              const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
-                              const Write& write) {
+                              const Check& check, const PrefetchInput& prefetch_input, const Write& write) {
   for (int64_t begin = 0; begin < group.count;) {
     const ShardGroups::Group rest{group.shard, group.keys + begin, group.positions + begin,
-                                  group.count - begin};
-    begin += WriteTurn<kOnlyNew>(time, rest, existing_only, check, hint, prefetch_input, write);
+                                  group.count - begin, kHinted ? group.hints + begin : nullptr};
+    begin += WriteTurn<kOnlyNew, kHinted>(time, rest, existing_only, check, prefetch_input, write);
   }
 }
 
-template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
+template <bool kOnlyNew, bool kHinted, class Check, class PrefetchInput, class Write>
 int64_t ShardedTable::WriteTurn(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                                const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
-                                const Write& write) {
+                                const Check& check, const PrefetchInput& prefetch_input, const Write& write) {
   Shard& shard = *shards_[static_cast<size_t>(group.shard)];
   std::lock_guard<ShardLock> hold(shard.lock);
   check(shard);
   const int64_t row_bytes = shard.rows.row_bytes();
   const uint32_t known_rows = shard.rows.high_water();
   const auto has_hint = [&](int64_t i)
-                            KVTABLE_ALWAYS_INLINE { return hint(group.positions[i]) < known_rows; };
+                            KVTABLE_ALWAYS_INLINE { return kHinted && group.hints[i] < known_rows; };
   const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
     if (!has_hint(i)) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
   };
+  // Into the second-level cache: a core has few places for lines on their way to the first, which a row with its
+  // slots soon fills, and stands still until one is free.
+  constexpr int kSecondLevel = 2;
   const auto prefetch_row = [&](uint32_t row) KVTABLE_ALWAYS_INLINE {
-    PrefetchRow<kAnyBytes, true>(shard.rows.Row(row), row_bytes);
-    __builtin_prefetch(shard.rows.StampOf(row), 1);
+    constexpr int64_t kMostBytes = 2048;  // the rest is foreseen by the hardware
+    const char* const at = shard.rows.Row(row);
+    const int64_t bytes = std::min(row_bytes, kMostBytes);
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 1, kSecondLevel);
+    __builtin_prefetch(at + bytes - 1, 1, kSecondLevel);
+    __builtin_prefetch(shard.rows.StampOf(row), 1, kSecondLevel);
   };
   // What is known of key i, at i modulo the size: its row, or kNoRow; then where the search goes on, or
   // null. A row that was found stays the key's: nobody else may remove it now.
@@ -91,7 +96,7 @@ int64_t ShardedTable::WriteTurn(const BatchTime& time, const ShardGroups::Group&
     const Bucket*& on = next[static_cast<size_t>(i % kAhead)];
     on = nullptr;
     if (has_hint(i)) {
-      row = hint(group.positions[i]);
+      row = group.hints[i];
       prefetch_row(row);
     } else {
       const uint64_t key = group.keys[i];
@@ -158,7 +163,7 @@ void ShardedTable::WriteBatch(const BatchTime& time, const void* keys, int64_t n
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
     ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
-      WriteGroup<false>(time, group, existing_only, check, NoHint{}, prefetch_input, write);
+      WriteGroup<false, false>(time, group, existing_only, check, prefetch_input, write);
     });
   });
 }

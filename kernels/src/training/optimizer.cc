@@ -131,18 +131,16 @@ bool RowUpdater::UpdateConverted(void* const* columns, const void* gradient, uin
 }
 
 GradientSum::GradientSum(ValueType value_type, int64_t dim)
-    : dim_(dim), same_type_(value_type == ValueType::kFloat32 || value_type == ValueType::kFloat64) {
+    : dim_(dim),
+      row_bytes_(dim * SizeOf(value_type)),
+      same_type_(value_type == ValueType::kFloat32 || value_type == ValueType::kFloat64) {
   VisitValueType(value_type, [&](auto t) {
     using C = typename Element<decltype(t)>::Compute;
     bytes_ = static_cast<size_t>(dim) * sizeof(C);
     set_ = [](const void* row, int64_t n, void* sum) {
       std::memcpy(sum, row, static_cast<size_t>(n) * sizeof(C));
     };
-    add_ = [](const void* row, int64_t n, void* sum) {
-      const C* __restrict const from = static_cast<const C*>(row);
-      C* __restrict const to = static_cast<C*>(sum);
-      for (int64_t j = 0; j < n; ++j) to[j] += from[j];
-    };
+    add_ = BestAddIndexedRows(std::is_same_v<C, double>);
     is_finite_ = [](const void* sum, int64_t n) {
       return LaneSum<C>(WholeRow{n}, [=](int64_t j) { return static_cast<const C*>(sum)[j] * C{0}; }) == C{0};
     };

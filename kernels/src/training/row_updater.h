@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvtable/optimizer.h"
+#include "training/add_rows.h"
 #include "values/row_conversion.h"
 
 namespace kvtable {
@@ -60,19 +61,23 @@ class GradientSum {
   void Set(void* sum, const void* row) const {  // sum = row
     same_type_ ? set_(row, dim_, sum) : conversion_.load(row, dim_, static_cast<float*>(sum));
   }
-  void Add(void* sum, const void* row) const {  // sum += row
-    same_type_ ? add_(row, dim_, sum) : conversion_.accumulate(row, dim_, static_cast<float*>(sum));
+  // sum += row indices[0] of `rows` + row indices[1] + ..., one after the other.
+  void Add(void* sum, const char* rows, const uint32_t* indices, int64_t n) const {
+    if (same_type_) return add_(rows, indices, n, dim_, sum);
+    for (int64_t i = 0; i < n; ++i) {
+      conversion_.accumulate(rows + int64_t{indices[i]} * row_bytes_, dim_, static_cast<float*>(sum));
+    }
   }
   bool IsFinite(const void* sum) const { return is_finite_(sum, dim_); }
   size_t bytes() const { return bytes_; }  // of a sum
 
  private:
-  using Combine = void (*)(const void* row, int64_t n, void* sum);
-  Combine set_;
-  Combine add_;
+  void (*set_)(const void* row, int64_t n, void* sum);
+  AddIndexedRows add_;
   bool (*is_finite_)(const void*, int64_t);
   RowConversion conversion_ = {};
   int64_t dim_;
+  int64_t row_bytes_;
   size_t bytes_;
   bool same_type_;
 };

@@ -1,0 +1,134 @@
+#include "table/rows_in_place.h"
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "base/hash.h"
+#include "memory/copy_rows.h"
+#include "table/search_buckets.h"
+#include "table/sharded_table.h"
+#include "values/elements.h"
+
+namespace kvtable {
+namespace {
+
+// The shared locks of the shards that bits name.
+class SharedHold {
+ public:
+  SharedHold(const std::vector<std::unique_ptr<Shard>>& all, uint64_t shards) : all_(all), shards_(shards) {
+    for (uint64_t left = shards; left != 0; left &= left - 1) At(left).lock.lock_shared();
+  }
+  ~SharedHold() {
+    for (uint64_t left = shards_; left != 0; left &= left - 1) At(left).lock.unlock_shared();
+  }
+  SharedHold(const SharedHold&) = delete;
+  SharedHold& operator=(const SharedHold&) = delete;
+
+ private:
+  const Shard& At(uint64_t left) const { return *all_[static_cast<size_t>(__builtin_ctzll(left))]; }
+  const std::vector<std::unique_ptr<Shard>>& all_;
+  const uint64_t shards_;
+};
+
+// Some rows of a table, each aligned for its elements.
+struct OtherRows {
+  OtherRows(size_t count, size_t row_words) : words(row_words), memory(count * row_words) {}
+  char* Row(size_t i) { return reinterpret_cast<char*>(memory.data() + i * words); }
+  size_t words;
+  std::vector<uint64_t> memory;
+};
+
+}  // namespace
+
+bool ShardedTable::ReadInPlace(const void* keys, int64_t n, const Insertion* insertion, Missing missing,
+                               const Read& read) {
+  if (ages_.Begin().expired_before != 0) return false;
+  if (n == 0) return true;
+  static const SearchHomes search_homes = BestSearchHomes();
+  const std::shared_ptr<const InitialValue> init = initial();
+  const size_t words = static_cast<size_t>(value_bytes_ + 7) / 8;
+  std::array<uint64_t, kMostKeys> wide;
+  std::array<uint64_t, kMostKeys> hashes;
+  std::array<const Bucket*, kMostKeys> homes;
+  std::array<uint32_t, kMostKeys> numbers;
+  std::array<const char*, kMostKeys> rows;
+  const size_t count = static_cast<size_t>(n);
+  uint64_t touched = 0;
+  VisitKeyType(key_type_, [&](auto k) {
+    const auto* const typed = static_cast<const decltype(k)*>(keys);
+    for (size_t i = 0; i < count; ++i) {
+      wide[i] = WidenKey(typed[i]);
+      hashes[i] = Mix64(wide[i]);
+      touched |= uint64_t{1} << ShardOf(hashes[i], shard_bits_);
+    }
+  });
+  // Keys without a row, and where what stands for it is. Those that are inserted are so without the locks; others may
+  // have gone meanwhile.
+  std::vector<uint32_t> absent;
+  std::vector<OtherRows> others;
+  std::vector<const char*> other_of;  // (n), or empty
+  int64_t inserted = 0;
+  for (;;) {
+    absent.clear();
+    {
+      const SharedHold hold(shards_, touched);
+      const std::unique_ptr<Shard>* const shards = shards_.data();
+      const auto shard_of = [&](size_t i) -> const Shard& {
+        return *shards[static_cast<size_t>(ShardOf(hashes[i], shard_bits_))];
+      };
+      for (size_t i = 0; i < count; ++i) homes[i] = shard_of(i).index.Home(hashes[i]);
+      search_homes(wide.data(), homes.data(), n, numbers.data());
+      for (size_t i = 0; i < count; ++i) {
+        const Shard& shard = shard_of(i);
+        uint32_t row = numbers[i];
+        if (__builtin_expect(row == BucketIndex::kNoRow, 0)) {
+          row = shard.index.FindFrom(wide[i], shard.index.Next(homes[i], homes[i]), homes[i]);
+          if (row == BucketIndex::kNoRow) {
+            rows[i] = other_of.empty() ? nullptr : other_of[i];
+            if (rows[i] == nullptr) absent.push_back(static_cast<uint32_t>(i));
+            continue;
+          }
+        }
+        rows[i] = shard.rows.Row(row);
+        PrefetchRow<kAnyBytes>(rows[i], value_bytes_);
+      }
+      if (!absent.empty() && insertion == nullptr) {
+        others.emplace_back(missing == Missing::kInitial ? absent.size() : 1, words);
+        for (size_t a = 0; a < absent.size(); ++a) {
+          char* const other = others.back().Row(missing == Missing::kInitial ? a : 0);
+          if (missing == Missing::kInitial) init->Fill(wide[absent[a]], other);
+          rows[absent[a]] = other;
+        }
+        absent.clear();
+      }
+      if (absent.empty()) {
+        read(rows.data());
+        break;
+      }
+    }
+    const size_t new_keys = absent.size();
+    std::vector<char> values(new_keys * static_cast<size_t>(value_bytes_));
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      std::vector<Key> missed;
+      for (const uint32_t i : absent) missed.push_back(static_cast<const Key*>(keys)[i]);
+      GatherOrInsert(missed.data(), static_cast<int64_t>(new_keys), RowsOut(values.data()), *insertion,
+                     Serial());
+    });
+    inserted += static_cast<int64_t>(new_keys);
+    others.emplace_back(new_keys, words);
+    other_of.resize(count);
+    for (size_t a = 0; a < new_keys; ++a) {
+      char* const other = others.back().Row(a);
+      std::memcpy(other, values.data() + a * static_cast<size_t>(value_bytes_),
+                  static_cast<size_t>(value_bytes_));
+      other_of[absent[a]] = other;
+    }
+  }
+  if (insertion != nullptr) looked_up_.fetch_add(n - inserted, std::memory_order_relaxed);
+  return true;
+}
+
+}  // namespace kvtable

@@ -1,0 +1,81 @@
+// Chains of equal keys against a map: batches without repetitions, with few, and with little else.
+#include "lookups/distinct_keys.h"
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "base/hash.h"
+#include "check.h"
+
+namespace kvtable {
+namespace {
+
+void AgreesWithAMap(const std::vector<uint64_t>& keys) {
+  const uint32_t n = static_cast<uint32_t>(keys.size());
+  std::vector<uint32_t> first(n);
+  std::vector<uint32_t> next(n);
+  const uint32_t distinct = ChainEqualKeys(keys.data(), n, first.data(), next.data());
+  std::unordered_map<uint64_t, uint32_t> last;
+  std::vector<uint32_t> wanted_next(n, kNoMore);
+  std::vector<uint32_t> wanted_first;
+  for (uint32_t i = 0; i < n; ++i) {
+    const auto [it, is_first] = last.emplace(keys[i], i);
+    if (is_first) {
+      wanted_first.push_back(i);
+    } else {
+      wanted_next[it->second] = i;
+      it->second = i;
+    }
+  }
+  CHECK(distinct == wanted_first.size());
+  first.resize(distinct);
+  CHECK(first == wanted_first);
+  CHECK(next == wanted_next);
+}
+
+// `n` keys, of which every `every`-th is drawn among the first `among`; 0: all are different.
+std::vector<uint64_t> Keys(uint32_t n, uint32_t every, uint32_t among) {
+  std::vector<uint64_t> keys(n);
+  for (uint32_t i = 0; i < n; ++i) {
+    const bool drawn = every != 0 && i % every == 0;
+    keys[i] = Mix64(drawn ? Mix64(i) % among : i);
+  }
+  return keys;
+}
+
+void Draws() {
+  for (const uint32_t n : {0u, 1u, 2u, 63u, 1024u, 1025u, 8192u, 70000u}) {
+    AgreesWithAMap(Keys(n, 0, 0));
+    for (const uint32_t every : {1u, 2u, 7u, 100u, 5000u}) {
+      for (const uint32_t among : {1u, 10u, 4000u}) AgreesWithAMap(Keys(n, every, among));
+    }
+  }
+}
+
+// Repetitions that come late, when few are expected any more.
+void RepeatsAtTheEnd() {
+  std::vector<uint64_t> keys = Keys(8192, 0, 0);
+  for (size_t i = 4096; i < keys.size(); ++i) keys[i] = keys[i - 4096];
+  AgreesWithAMap(keys);
+}
+
+// Keys whose marks are the same although they differ, in ones and twos.
+void SharedMarks() {
+  std::vector<uint64_t> keys = Keys(2048, 0, 0);
+  for (uint64_t i = 0; i < 64; ++i) keys[i * 32 + 5] = keys[i * 32];
+  for (uint64_t i = 0; i < 64; ++i) keys[i * 32 + 7] = keys[i * 32 + 9] + 1;
+  AgreesWithAMap(keys);
+  for (uint64_t i = 0; i < keys.size(); ++i) keys[i] = i % 2 == 0 ? i << 40 : ~(i << 40);
+  AgreesWithAMap(keys);
+}
+
+}  // namespace
+}  // namespace kvtable
+
+int main() {
+  kvtable::Draws();
+  kvtable::RepeatsAtTheEnd();
+  kvtable::SharedMarks();
+  return 0;
+}
