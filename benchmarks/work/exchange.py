@@ -2,8 +2,9 @@
 
 case: tables, rows (of each), dim, samples (of a rank), hotness (ids of a sample), ids (how they are drawn), batches,
 ranks, step (whether there is a gradient, applied by SGD), way (``one call`` for all tables; ``a call each``;
-``alltoall``: no lookup, only the alltoalls of one call's messages, one after the other). Each rank has ids of its own;
-those of rank 0 are the same where it is the only one.
+``alltoall``: no lookup, only the alltoalls of one call's messages, one after the other); also wire_dtype (what rows
+travel in), calls (of so many, each of some of the tables), own_batches (whether sides differ in them). Each rank has
+ids of its own; those of rank 0 are the same where it is the only one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy as np
 import tensorflow as tf
 from work.prepared import Prepared
 
+#: Words of a message before its counts and keys, once all ranks know what is looked up (exchange_message.h).
+HEADER_WORDS = 4
 #: So small that rows stay what they are for any number of steps.
 _RATE = 1e-9
 _numbers = itertools.count()
@@ -59,10 +62,12 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
         found = np.stack(look_up(batch))
         expected = rows_of(ids, case["dim"])
         expected = expected.reshape(case["tables"], case["samples"], case["hotness"], case["dim"]).mean(axis=2)
-        if found.shape != expected.shape or not np.allclose(found, expected, atol=1e-4):
+        if found.shape != expected.shape or not np.allclose(found, expected, atol=2e-3 if _wire(case) else 1e-4):
             raise AssertionError(f"a lookup gave {found.shape}, mean {found.mean()}, expected {expected.mean()}")
     turn = itertools.cycle(tensors)
-    yield Prepared(lambda: look_up(next(turn)), check=float(np.mean(rows_of(batches[0], 1))))
+    # Where sides have other batches there is nothing to compare: each agrees with NumPy.
+    check = None if case.get("own_batches") else float(np.mean(rows_of(batches[0], 1)))
+    yield Prepared(lambda: look_up(next(turn)), check=check)
 
 
 def _tables(case: dict[str, Any], rank: int, size: int) -> list[Any]:
@@ -84,9 +89,12 @@ def _look_up(case: dict[str, Any], tables: list[Any]) -> Callable[[list[tf.Tenso
 
     def forward(ids: list[tf.Tensor]) -> list[tf.Tensor]:
         ragged = [tf.RaggedTensor.from_row_splits(values, splits, validate=False) for values in ids]
-        if case["way"] == "one call":
-            return sok.lookup_sparse(tables, ragged, combiners=["mean"] * len(tables))
-        return [sok.lookup_sparse(table, one, combiners="mean") for table, one in zip(tables, ragged, strict=True)]
+        calls = len(tables) if case["way"] == "a call each" else case.get("calls", 1)
+        pooled: list[tf.Tensor] = []
+        for own in np.array_split(np.arange(len(tables)), calls):
+            asked = [tables[t] for t in own], [ragged[t] for t in own]
+            pooled += sok.lookup_sparse(*asked, combiners=["mean"] * len(own), wire_dtype=_wire(case))
+        return pooled
 
     def step(ids: list[tf.Tensor]) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
@@ -99,6 +107,10 @@ def _look_up(case: dict[str, Any], tables: list[Any]) -> Callable[[list[tf.Tenso
     return tf.function(step if case["step"] else forward)
 
 
+def _wire(case: dict[str, Any]) -> str | None:
+    return case.get("wire_dtype")
+
+
 def _alltoalls(case: dict[str, Any], rank: int, size: int) -> Prepared:
     import horovod.tensorflow as hvd
 
@@ -107,7 +119,7 @@ def _alltoalls(case: dict[str, Any], rank: int, size: int) -> Prepared:
     messages = []
     for batch in range(case["batches"]):
         asked = [of_ranks[asking][batch] for asking in range(size)]
-        words = np.array([2 + case["tables"] + keys for keys in asked[rank]], np.int32)
+        words = np.array([HEADER_WORDS + case["tables"] + keys for keys in asked[rank]], np.int32)
         elements = np.array([asked[asking][rank] * case["dim"] for asking in range(size)], np.int32)
         messages.append(
             tuple(

@@ -2,14 +2,16 @@
 // together for each.
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "errors.h"
+#include "flat_type.h"
 #include "huge_output.h"
 #include "kernel.h"
 #include "kernel_threads.h"
+#include "kvtable/convert_elements.h"
+#include "kvtable/exchange_agreement.h"
 #include "kvtable/exchange_message.h"
 
 namespace kvtools {
@@ -71,7 +73,8 @@ class ServeOp : public Kernel {
   }
 
  private:
-  // The messages of all ranks; InvalidArgument where one has sent an error, or no message at all.
+  // The messages of all ranks; InvalidArgument where one has sent an error, or no message at all, or looks up
+  // something else.
   absl::Status Read(const Tensor& message, const Tensor& splits,
                     std::vector<kvtable::AskedKeys>* asked) const {
     if (message.dims() != 1 || splits.dims() != 1 || splits.NumElements() != ranks_) {
@@ -89,20 +92,38 @@ class ServeOp : public Kernel {
                                        " words that came");
       }
       try {
-        asked->push_back(kvtable::ReadKeysMessage(message.vec<int64_t>().data() + begin, words,
-                                                  static_cast<int64_t>(dtypes_.size())));
+        asked->push_back(kvtable::ReadKeysMessage(message.vec<int64_t>().data() + begin, words));
       } catch (const kvtable::Error& error) {
         return errors::InvalidArgument("rank ", r, ": ", error.what());
       }
-      if (!asked->back().error.empty()) {
-        absl::StrAppend(&failed, failures == 0 ? "" : " | ", asked->back().error);
+      const kvtable::AskedKeys& one = asked->back();
+      if (!one.error.empty()) {
+        absl::StrAppend(&failed, failures == 0 ? "" : " | ", one.error);
         ++failures;
       }
+      if (!one.text.empty()) kvtable::RememberLookup(one.lookup, one.text);
       begin += words;
     }
-    if (failures == 0) return absl::OkStatus();
+    if (failures == 0) return CheckAllTheSame(*asked);
     return errors::InvalidArgument("the lookup failed on ", failures, " of ", ranks_,
                                    ranks_ == 1 ? " rank" : " ranks", ", so on none it is done. ", failed);
+  }
+
+  absl::Status CheckAllTheSame(const std::vector<kvtable::AskedKeys>& asked) const {
+    std::vector<uint64_t> lookups;
+    for (const kvtable::AskedKeys& one : asked) lookups.push_back(one.lookup);
+    const std::string difference = kvtable::DifferenceOfLookups(lookups);
+    if (!difference.empty()) {
+      return errors::InvalidArgument("the ranks do not look up the same, so on none it is done: ", difference,
+                                     ". All ranks must look up the same tables in the same order.");
+    }
+    for (const kvtable::AskedKeys& one : asked) {
+      if (one.tables != static_cast<int64_t>(dtypes_.size())) {
+        return errors::InvalidArgument("the messages are of ", one.tables, " tables, expected ",
+                                       dtypes_.size());
+      }
+    }
+    return absl::OkStatus();
   }
 
   static void Copy(const int64_t* from, int64_t n, int64_t divisor, Tensor* keys, int64_t at) {
@@ -171,28 +192,36 @@ struct ReplyLayout {
   int64_t total = 0;
 };
 
-// The attribute `dims`.
-absl::Status ReadDims(OpKernelConstruction* ctx, std::vector<int64_t>* dims) {
-  int tables;
-  TF_RETURN_IF_ERROR(ReadAttrs(ctx, "T", &tables, "dims", dims));
-  if (static_cast<int>(dims->size()) != tables || *std::min_element(dims->begin(), dims->end()) < 1) {
-    return errors::InvalidArgument("dims must have ", tables, " entries of 1 or more");
+// What rows and the buffer in which they travel are of.
+struct ReplyTypes {
+  absl::Status Read(OpKernelConstruction* ctx) {
+    int tables;
+    tf::DataType dtype;
+    TF_RETURN_IF_ERROR(ReadAttrs(ctx, "T", &tables, "dims", &dims, "dtype", &dtype));
+    if (static_cast<int>(dims.size()) != tables || *std::min_element(dims.begin(), dims.end()) < 1) {
+      return errors::InvalidArgument("dims must have ", tables, " entries of 1 or more");
+    }
+    rows = ToValueType(dtype);
+    return ReadFlatType(ctx, dtype, &flat);
   }
-  return absl::OkStatus();
-}
+
+  std::vector<int64_t> dims;
+  kvtable::ValueType rows;
+  kvtable::ValueType flat;
+};
 
 class ReplyOp : public Kernel {
  public:
   using Kernel::Kernel;
 
  protected:
-  absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadDims(ctx, &dims_); }
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return types_.Read(ctx); }
 
   absl::Status Work(OpKernelContext* ctx) override {
     tf::OpInputList rows;
     TF_RETURN_IF_ERROR(ctx->input_list("rows", &rows));
     ReplyLayout layout;
-    TF_RETURN_IF_ERROR(layout.Find(ctx->input(rows.size()), dims_));
+    TF_RETURN_IF_ERROR(layout.Find(ctx->input(rows.size()), types_.dims));
     for (int t = 0; t < rows.size(); ++t) {
       const int64_t expected = layout.table_elements[static_cast<size_t>(t)];
       if (rows[t].NumElements() != expected) {
@@ -209,17 +238,18 @@ class ReplyOp : public Kernel {
       // The rank that asked has made sure that it is not too much.
       splits->vec<int32_t>()(r) = static_cast<int32_t>(layout.rank_elements[static_cast<size_t>(r)]);
     }
-    const int64_t size = tf::DataTypeSize(flat->dtype());
     layout.ForEachPiece(ctx, [&](const ReplyLayout::Piece& piece) {
-      std::memcpy(static_cast<char*>(flat->data()) + piece.in_flat * size,
-                  static_cast<const char*>(rows[piece.table].data()) + piece.in_rows * size,
-                  static_cast<size_t>(piece.elements * size));
+      kvtable::ConvertElements(
+          types_.rows,
+          static_cast<const char*>(rows[piece.table].data()) + piece.in_rows * kvtable::SizeOf(types_.rows),
+          piece.elements, types_.flat,
+          static_cast<char*>(flat->data()) + piece.in_flat * kvtable::SizeOf(types_.flat));
     });
     return absl::OkStatus();
   }
 
  private:
-  std::vector<int64_t> dims_;
+  ReplyTypes types_;
 };
 
 class ReplyGradientOp : public Kernel {
@@ -227,32 +257,34 @@ class ReplyGradientOp : public Kernel {
   using Kernel::Kernel;
 
  protected:
-  absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadDims(ctx, &dims_); }
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return types_.Read(ctx); }
 
   absl::Status Work(OpKernelContext* ctx) override {
     const Tensor& flat = ctx->input(0);
     ReplyLayout layout;
-    TF_RETURN_IF_ERROR(layout.Find(ctx->input(1), dims_));
+    TF_RETURN_IF_ERROR(layout.Find(ctx->input(1), types_.dims));
     if (flat.NumElements() != layout.total) {
       return errors::InvalidArgument("gradients are of shape ", flat.shape().DebugString(), ", expected ",
                                      layout.total, " elements");
     }
-    std::vector<Tensor*> rows(dims_.size());
-    for (size_t t = 0; t < dims_.size(); ++t) {
+    std::vector<Tensor*> rows(types_.dims.size());
+    for (size_t t = 0; t < types_.dims.size(); ++t) {
       TF_RETURN_IF_ERROR(ctx->allocate_output(
-          static_cast<int>(t), TensorShape({layout.table_elements[t] / dims_[t], dims_[t]}), &rows[t]));
+          static_cast<int>(t), TensorShape({layout.table_elements[t] / types_.dims[t], types_.dims[t]}),
+          &rows[t]));
     }
-    const int64_t size = tf::DataTypeSize(flat.dtype());
     layout.ForEachPiece(ctx, [&](const ReplyLayout::Piece& piece) {
-      std::memcpy(static_cast<char*>(rows[static_cast<size_t>(piece.table)]->data()) + piece.in_rows * size,
-                  static_cast<const char*>(flat.data()) + piece.in_flat * size,
-                  static_cast<size_t>(piece.elements * size));
+      kvtable::ConvertElements(
+          types_.flat, static_cast<const char*>(flat.data()) + piece.in_flat * kvtable::SizeOf(types_.flat),
+          piece.elements, types_.rows,
+          static_cast<char*>(rows[static_cast<size_t>(piece.table)]->data()) +
+              piece.in_rows * kvtable::SizeOf(types_.rows));
     });
     return absl::OkStatus();
   }
 
  private:
-  std::vector<int64_t> dims_;
+  ReplyTypes types_;
 };
 
 KVTOOLS_REGISTER(Name("KvExchangeServe")
