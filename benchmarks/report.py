@@ -57,6 +57,12 @@ GROUPS = {
         "`one rank`: the one call without Horovod, on as many samples as a rank has.",
         "milliseconds",
     ),
+    "overlap": (
+        "A lookup beside a dense part",
+        "A step with gradients and SGD; the dense part, 4 layers of 256, does not wait for what is looked up. "
+        "Milliseconds of a step: of the `lookup`, of the `dense` part, and of `both` in one `tf.function`.",
+        "milliseconds",
+    ),
     "rank scaling": (
         "From 1 rank to 4",
         "One call, of a thread for each rank, on the CPUs that are named above: with more ranks than CPUs, ranks take "

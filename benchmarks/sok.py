@@ -27,7 +27,7 @@ from machine import file_name, machine
 from turns import KEEP_MEMORY, WorkerError, measure
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("exchange", "scaling", "bounded")
+PARTS = ("exchange", "overlap", "scaling", "bounded")
 #: On how many ranks `scaling` is measured.
 MOST_RANKS = 4
 
@@ -58,7 +58,7 @@ def main() -> int:
         parser.error("--ranks must be at least 2")
     if args.rounds is not None and args.rounds < 1:
         parser.error("--rounds must be positive")
-    if {"exchange", "scaling"} & set(args.only) and importlib.util.find_spec("horovod") is None:
+    if {"exchange", "overlap", "scaling"} & set(args.only) and importlib.util.find_spec("horovod") is None:
         raise SystemExit("sok.py: Horovod is not installed: run `make setup-horovod`")
     size = SIZES[args.size]
     if args.rounds is not None:
@@ -66,6 +66,7 @@ def main() -> int:
     threads = args.threads or max(1, len(os.sched_getaffinity(0)) // args.ranks)
 
     wanted = cases.exchange.cases(size, args.ranks, threads) if "exchange" in args.only else []
+    wanted += cases.exchange.overlap_cases(size, args.ranks, threads) if "overlap" in args.only else []
     most = 2 if size.name == "tiny" else MOST_RANKS
     wanted += cases.exchange.scaling_cases(size, most) if "scaling" in args.only else []
     wanted += cases.exchange.bounded_cases(size) if "bounded" in args.only else []

@@ -83,6 +83,37 @@ def scaling_cases(size: Size, most: int) -> list[Case]:
     return found
 
 
+def overlap_cases(size: Size, ranks: int, threads: int) -> list[Case]:
+    """A step with a dense part that does not wait for the lookup, beside each of the two alone."""
+    return [
+        Case(
+            group="overlap",
+            title=f"dim {dim}, hotness {hotness}",
+            work="exchange",
+            parameters={
+                **size.exchange,
+                "ranks": ranks,
+                "dim": dim,
+                "hotness": hotness,
+                "ids": "zipf",
+                "batches": min(4, size.batches),
+                "step": True,
+            },
+            sides={
+                "lookup": Side("ranks", {"way": "one call"}),
+                "dense": Side("ranks", {"way": "dense only", "dense": 4}),
+                "both": Side("ranks", {"way": "one call", "dense": 4}),
+                "both, a call each": Side("ranks", {"way": "a call each", "dense": 4}),
+            },
+            items=size.exchange["samples"],
+            comparisons=(Comparison("both", "lookup"), Comparison("both", "both, a call each")),
+            threads=threads,
+        )
+        for dim in size.exchange_dims[:1]
+        for hotness in size.exchange_hotness
+    ]
+
+
 def bounded_cases(size: Size) -> list[Case]:
     """Hits only, the table full to its capacity."""
     return [

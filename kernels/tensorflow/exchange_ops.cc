@@ -107,6 +107,42 @@ REGISTER_OP("KvExchangeServe")
       return absl::OkStatus();
     });
 
+// The rows of these keys, looked up as by KvTableGatherMany and put together as by KvExchangeReply, which it is
+// in one.
+REGISTER_OP("KvExchangeGather")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
+    .Attr("bfloat16_bits: bool = false")
+    .Attr("H: int >= 1")
+    .Attr("T: int >= 1")
+    .Attr("parts: list(int) >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Attr("mode: {'train', 'zeros', 'initial'} = 'train'")
+    .Attr("remember: bool = false")
+    .Attr("in_backward: list(string) = []")
+    .Input("handles: H * resource")
+    .Input("keys: T * Tkeys")
+    .Input("counts: int64")
+    .Output("flat: Tflat")
+    .Output("splits: int32")
+    .Output("positions: T * int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TableAttrs all;
+      bool remember;
+      ShapeHandle counts;
+      TF_RETURN_IF_ERROR(all.Get(c));
+      TF_RETURN_IF_ERROR(CheckInBackward(c, all.handles));
+      TF_RETURN_IF_ERROR(c->GetAttr("remember", &remember));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(all.handles + all.tables), 2, &counts));
+      c->set_output(1, c->Vector(c->Dim(counts, 0)));
+      for (int t = 0; t < all.tables; ++t) {
+        c->set_output(2 + t, remember ? c->input(all.handles + t) : c->Vector(0));
+      }
+      return FlatShape(c);
+    });
+
 // The rows of these keys, put together for each rank: its rows of table 0, of table 1, ...; and how many
 // elements each rank gets.
 REGISTER_OP("KvExchangeReply")

@@ -99,7 +99,7 @@ def test_a_run_on_ranks_puts_the_lookup_beside_the_bare_alltoall(run_on_ranks):
     folder, printed = run_on_ranks
     result = result_of(folder)
     assert json.loads(printed) == result
-    assert {case["group"] for case in result["cases"]} == {"exchange", "rank scaling", "bounded"}
+    assert {case["group"] for case in result["cases"]} == {"exchange", "overlap", "rank scaling", "bounded"}
     assert "horovod" in result["versions"]["ranks"]
     for case in result["cases"]:
         if case["group"] == "exchange":
@@ -109,7 +109,7 @@ def test_a_run_on_ranks_puts_the_lookup_beside_the_bare_alltoall(run_on_ranks):
         for side in case["sides"].values():
             assert "error" not in side and len(side["seconds"]) == result["rounds"]
         assert all(entry["ratio"] > 0 for entry in case["ratios"])
-        assert len(case["ratios"]) == {"exchange": 5, "rank scaling": 1, "bounded": 2}[case["group"]]
+        assert len(case["ratios"]) == {"exchange": 5, "overlap": 2, "rank scaling": 1, "bounded": 2}[case["group"]]
     (page,) = folder.glob("*-sok-tiny.md")
     assert "## `sok.lookup_sparse` over Horovod ranks" in page.read_text()
 

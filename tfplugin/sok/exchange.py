@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfplugin import ranks
 from tfplugin.composed_pool import PooledIds
-from tfplugin.fused_lookup import gather_many
+from tfplugin.fused_lookup import gather_for_ranks, gather_many
 from tfplugin.lookup import parts_of
 from tfplugin.lookup_many import lookup_many
 from tfplugin.ops import raw
@@ -90,11 +90,8 @@ def look_up(
         )
         if train:
             keys = within_limits(tables, keys, names)
-    rows = _rows_of_this_rank(lookups, keys, train)
+    reply, reply_splits = _reply(lookups, keys, counts, train, wide, travel)
     with tf.device("CPU:0"):
-        reply, reply_splits = raw.kv_exchange_reply(
-            [_cast(one, wide) for one in rows], counts, dims=how.dims, **travel.attributes
-        )
         flat, _ = world.alltoall(reply, reply_splits, ranks.exchange_name("rows", names))
         pooled = raw.kv_exchange_pool(
             flat,
@@ -160,6 +157,39 @@ def _look_up_here(lookups: Sequence[Lookup], train: bool, name: str | None) -> l
         name=name,
     )
     return rows
+
+
+def _reply(
+    lookups: Sequence[Lookup],
+    keys: Sequence[tf.Tensor],
+    counts: tf.Tensor,
+    train: bool,
+    wide: tf.DType,
+    travel: TravelType,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows of the keys, put together for each rank in the type in which they travel, and how much each gets."""
+    if ranks.size() > 1 and _share_an_op(lookups, train):
+        parts = [parts_of(one.table.variable) for one in lookups]
+        return gather_for_ranks(parts, keys, counts, train, **travel.attributes)
+    rows = _rows_of_this_rank(lookups, keys, train)
+    with tf.device("CPU:0"):
+        flat, splits = raw.kv_exchange_reply(
+            [_cast(one, wide) for one in rows], counts, dims=[one.table.dim for one in lookups], **travel.attributes
+        )
+    return flat, splits
+
+
+def _share_an_op(lookups: Sequence[Lookup], train: bool) -> bool:
+    """Whether one op can look all up: key-value tables in host memory that have their dtypes in common."""
+    if not all(one.table.is_dynamic and one.table.read is None for one in lookups):
+        return False
+    if train and any(one.admission < 1.0 for one in lookups):
+        return False
+    parts = [parts_of(one.table.variable)[0] for one in lookups]
+    if any("GPU" in (part.device or "") for part in parts):
+        return False
+    places = {"" if part._eager else part.device for part in parts}
+    return len(places) == len({(one.table.key_dtype, one.table.dtype) for one in lookups}) == 1
 
 
 def _rows_of_this_rank(lookups: Sequence[Lookup], keys: Sequence[tf.Tensor], train: bool) -> list[tf.Tensor]:
