@@ -121,14 +121,15 @@ class RanksWorker(Worker):
 
 
 class WorkersWithRanks(Workers):
-    """Workers of which the library `ranks` is `kv` on so many ranks."""
+    """Workers of which the library `ranks` is `kv` on so many ranks, and `3 ranks` on 3."""
 
-    def __init__(self, ranks: int, environment: dict[str, str]) -> None:
-        super().__init__({"kv": Path(sys.executable), "ranks": Path(sys.executable)}, environment)
-        self._ranks = ranks
+    def __init__(self, ranks: int, environment: dict[str, str], most: int = 1) -> None:
+        counts = {"ranks": ranks, **{f"{count} ranks": count for count in range(2, most + 1)}}
+        super().__init__(dict.fromkeys(["kv", *counts], Path(sys.executable)), environment)
+        self._counts = counts
 
     def start(self, library: str, threads: int) -> Worker:
         """A new worker, which need not be ready yet."""
-        if library == "ranks":
-            return RanksWorker(self._ranks, threads, self.environment)
+        if library in self._counts:
+            return RanksWorker(self._counts[library], threads, self.environment)
         return super().start(library, threads)

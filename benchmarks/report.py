@@ -52,8 +52,21 @@ GROUPS = {
     "exchange": (
         "`sok.lookup_sparse` over Horovod ranks",
         "In a `tf.function`, combiner mean, Zipf ids; milliseconds of a step, the same threads for each rank. "
-        "`one call` for all tables; `a call each`; `alltoall`: `hvd.alltoall` alone, as often and with as many bytes "
-        "as the one call needs; `one rank`: the one call without Horovod, on as many samples as a rank has.",
+        "`one call` for all tables; `bfloat16`: the same, whose rows and gradients travel as that; `a call each`; "
+        "`alltoall`: `hvd.alltoall` alone, as often and with as many bytes as the one call needs (with float32 rows); "
+        "`one rank`: the one call without Horovod, on as many samples as a rank has.",
+        "milliseconds",
+    ),
+    "overlap": (
+        "A lookup beside a dense part",
+        "A step with gradients and SGD; the dense part, 4 layers of 256, does not wait for what is looked up. "
+        "Milliseconds of a step: of the `lookup`, of the `dense` part, and of `both` in one `tf.function`.",
+        "milliseconds",
+    ),
+    "rank scaling": (
+        "From 1 rank to 4",
+        "One call, of a thread for each rank, on the CPUs that are named above: with more ranks than CPUs, ranks take "
+        "turns on these. Weak: each rank has as many samples; strong: all together have. Milliseconds of a step.",
         "milliseconds",
     ),
     "bounded": (

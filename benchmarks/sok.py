@@ -1,7 +1,8 @@
 """`sok.lookup_sparse` over Horovod ranks of this machine, beside the exchange that it cannot do without.
 
 ``make bench-sok`` runs it. One call for all tables, a call for each, and `hvd.alltoall` alone take turns on the ranks;
-the same lookup in a process without Horovod stands beside them. Then a table with a capacity beside one without.
+the same lookup in a process without Horovod stands beside them. Then one call on 1 rank and more, and a table with a
+capacity beside one without.
 docs/benchmarks.md says how to read the figures. Needs Horovod (``make setup-horovod``).
 """
 
@@ -26,6 +27,9 @@ from machine import file_name, machine
 from turns import KEEP_MEMORY, WorkerError, measure
 
 ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("exchange", "overlap", "scaling", "bounded")
+#: On how many ranks `scaling` is measured.
+MOST_RANKS = 4
 
 
 def say(text: str) -> None:
@@ -36,7 +40,7 @@ def say(text: str) -> None:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=("exchange", "bounded"), default=["exchange", "bounded"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--size", choices=SIZES, default="full", help="how much of everything (default: full)")
     parser.add_argument("--quick", action="store_const", const="quick", dest="size", help="short for --size quick")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (default: by size)")
@@ -54,7 +58,7 @@ def main() -> int:
         parser.error("--ranks must be at least 2")
     if args.rounds is not None and args.rounds < 1:
         parser.error("--rounds must be positive")
-    if "exchange" in args.only and importlib.util.find_spec("horovod") is None:
+    if {"exchange", "overlap", "scaling"} & set(args.only) and importlib.util.find_spec("horovod") is None:
         raise SystemExit("sok.py: Horovod is not installed: run `make setup-horovod`")
     size = SIZES[args.size]
     if args.rounds is not None:
@@ -62,6 +66,9 @@ def main() -> int:
     threads = args.threads or max(1, len(os.sched_getaffinity(0)) // args.ranks)
 
     wanted = cases.exchange.cases(size, args.ranks, threads) if "exchange" in args.only else []
+    wanted += cases.exchange.overlap_cases(size, args.ranks, threads) if "overlap" in args.only else []
+    most = 2 if size.name == "tiny" else MOST_RANKS
+    wanted += cases.exchange.scaling_cases(size, most) if "scaling" in args.only else []
     wanted += cases.exchange.bounded_cases(size) if "bounded" in args.only else []
     result: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
@@ -74,7 +81,7 @@ def main() -> int:
         "left_out": [],
         "cases": [],
     }
-    crew = WorkersWithRanks(args.ranks, KEEP_MEMORY)
+    crew = WorkersWithRanks(args.ranks, KEEP_MEMORY, most)
     try:
         for case in wanted:
             if args.filter not in case.title:
@@ -88,7 +95,9 @@ def main() -> int:
     finally:
         crew.stop()
 
-    whole = size.name == "full" and len(args.only) == 2 and args.ranks == 2 and not (args.filter or args.threads)
+    whole = (
+        size.name == "full" and set(args.only) == set(PARTS) and args.ranks == 2 and not (args.filter or args.threads)
+    )
     output = args.output or ROOT / ("benchmarks/results" if whole else "build/benchmarks")
     output.mkdir(parents=True, exist_ok=True)
     stem = file_name(result["machine"], *(["sok"] if size.name == "full" else ["sok", size.name]))

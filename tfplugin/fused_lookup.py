@@ -82,6 +82,36 @@ def gather_many(
     return rows
 
 
+def gather_for_ranks(
+    tables: Sequence[Sequence[Table]],
+    keys: Sequence[tf.Tensor],
+    counts: tf.Tensor,
+    train: bool,
+    **flat: Any,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """As `gather_many`, into the buffer of an exchange; and how many of its elements are for each rank.
+
+    All tables are in host memory. `counts` [ranks, tables] says how many keys of a table are a rank's; `flat` are the
+    attributes that say of what the buffer is.
+    """
+    _note_lookups(tables, train)
+    first = tables[0][0]
+    with on_device_of(first):
+        found = raw.kv_exchange_gather(
+            [part.handle for parts in tables for part in parts],
+            list(keys),
+            counts,
+            dtype=first.dtype,
+            parts=[len(parts) for parts in tables],
+            dims=[parts[0].dim for parts in tables],
+            mode="train" if train else "zeros",
+            remember=train and any(parts[0].trainable for parts in tables),
+            in_backward=_tokens(tables),
+            **flat,
+        )
+    return found.flat, found.splits
+
+
 def pool_many(
     tables: Sequence[Sequence[Table]],
     ids: Sequence[PooledIds],

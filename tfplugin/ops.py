@@ -85,6 +85,31 @@ def _gather_many_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Indexe
     return [*slices, *[None] * tables]
 
 
+@tf_ops.RegisterGradient("KvExchangeGather")
+def _exchange_gather_gradient(
+    op: tf.Operation, grad: tf.Tensor, _: Any, *positions: Any
+) -> list[tf.IndexedSlices | None]:
+    """The same of rows that lie in the buffer of an exchange. Each table is in one part."""
+    tables = op.get_attr("T")
+    keys, where = op.inputs[tables : 2 * tables], op.outputs[2:]
+    with tf.device("CPU:0"):
+        rows = raw.kv_exchange_reply_gradient(
+            grad,
+            op.inputs[2 * tables],
+            dtype=op.get_attr("dtype"),
+            T=tables,
+            dims=op.get_attr("dims"),
+            bfloat16_bits=op.get_attr("bfloat16_bits"),
+        )
+        # A tensor of this lookup alone, to which positions are tied.
+        keys = [tf.identity(one) for one in keys]
+    remember, tokens = op.get_attr("remember"), _tokens(op, tables)
+    slices = [
+        _slices(r, k, w if remember else None, token) for r, k, w, token in zip(rows, keys, where, tokens, strict=True)
+    ]
+    return [*slices, *[None] * (tables + 1)]
+
+
 @tf_ops.RegisterGradient("KvTableSplitGradients")
 def _split_gradients_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Tensor | None]:
     tables, handles = op.get_attr("T"), op.get_attr("H")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from cases.case import Case, Comparison, Side, Size
 
+#: Share of the speed of `hvd.alltoall` alone that is asked of a lookup.
+OF_ALLTOALL = 0.6
+
 
 def cases(size: Size, ranks: int, threads: int) -> list[Case]:
     """Forward, and a whole step with SGD, for each dim and hotness."""
@@ -23,20 +26,90 @@ def cases(size: Size, ranks: int, threads: int) -> list[Case]:
             },
             sides={
                 "one call": Side("ranks", {"way": "one call"}),
+                "bfloat16": Side("ranks", {"way": "one call", "wire_dtype": "bfloat16"}),
                 "a call each": Side("ranks", {"way": "a call each"}),
                 "alltoall": Side("ranks", {"way": "alltoall"}),
                 "one rank": Side("kv", {"way": "one call"}),
             },
             items=size.exchange["tables"] * size.exchange["samples"],
             comparisons=(
+                Comparison("one call", "alltoall", at_least=OF_ALLTOALL),
+                Comparison("bfloat16", "alltoall", at_least=OF_ALLTOALL),
+                Comparison("bfloat16", "one call"),
                 Comparison("one call", "a call each"),
-                Comparison("one call", "alltoall"),
                 Comparison("one call", "one rank"),
             ),
             threads=threads,
         )
         for step in (False, True)
         for dim in size.exchange_dims
+        for hotness in size.exchange_hotness
+    ]
+
+
+def scaling_cases(size: Size, most: int) -> list[Case]:
+    """One call on 1 rank, 2, ... `most`, of a thread each: each rank with as many samples, or all together with."""
+    found = []
+    for title, share in (("weak", False), ("strong", True)):
+        for step in (False, True):
+            parameters = {
+                **size.exchange,
+                "dim": size.exchange_dims[0],
+                "hotness": size.exchange_hotness[-1],
+                "ids": "zipf",
+                "batches": min(4, size.batches),
+                "step": step,
+                "way": "one call",
+                "own_batches": True,
+            }
+            samples = size.exchange["samples"]
+            of_ranks = {ranks: samples // ranks if share else samples for ranks in range(1, most + 1)}
+            names = {ranks: f"{ranks} ranks" if ranks > 1 else "1 rank" for ranks in of_ranks}
+            found.append(
+                Case(
+                    group="rank scaling",
+                    title=f"{title}, {'forward, backward, apply' if step else 'forward'}",
+                    work="exchange",
+                    parameters=parameters,
+                    sides={
+                        names[ranks]: Side("kv" if ranks == 1 else f"{ranks} ranks", {"samples": own, "ranks": ranks})
+                        for ranks, own in of_ranks.items()
+                    },
+                    items=size.exchange["tables"] * samples,
+                    comparisons=tuple(Comparison(name, names[1]) for name in list(names.values())[1:]),
+                    threads=1,
+                )
+            )
+    return found
+
+
+def overlap_cases(size: Size, ranks: int, threads: int) -> list[Case]:
+    """A step with a dense part that does not wait for the lookup, beside each of the two alone."""
+    return [
+        Case(
+            group="overlap",
+            title=f"dim {dim}, hotness {hotness}",
+            work="exchange",
+            parameters={
+                **size.exchange,
+                "ranks": ranks,
+                "dim": dim,
+                "hotness": hotness,
+                "ids": "zipf",
+                "batches": min(4, size.batches),
+                "step": True,
+            },
+            sides={
+                "lookup": Side("ranks", {"way": "one call"}),
+                "dense": Side("ranks", {"way": "dense only", "dense": 4}),
+                "both": Side("ranks", {"way": "one call", "dense": 4}),
+                "both, a call each": Side("ranks", {"way": "a call each", "dense": 4}),
+            },
+            items=size.exchange["samples"],
+            comparisons=(Comparison("both", "lookup"), Comparison("both", "both, a call each")),
+            threads=threads,
+        )
+        for dim in size.exchange_dims[:1]
         for hotness in size.exchange_hotness
     ]
 

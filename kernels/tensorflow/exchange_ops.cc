@@ -1,7 +1,9 @@
 // The ops of lookups over several ranks: names, signatures and shapes.
 //
 // Keys go out by KvExchangeRequest, an alltoall, and KvExchangeServe; rows come back by KvExchangeReply, an
-// alltoall, and KvExchangePool. T is the number of lookups, each of one table.
+// alltoall, and KvExchangePool. T is the number of lookups, each of one table. Rows travel in a buffer of
+// Tflat: as they are, or in 16 bits where they are of float. With bfloat16_bits its float16 elements hold the
+// bits of bfloat16, which Horovod does not know.
 
 #include "shape_functions.h"
 
@@ -30,6 +32,9 @@ absl::Status GetDims(InferenceContext* c, int* tables) {
 // has each key once, whatever ids have it, as kvtable/exchange_message.h says; places[t] is, for each id, at
 // which element of the rows that come back its row begins.
 //
+// lookup: what is looked up, in text: a line for the whole and one for each table. KvExchangeServe fails on all
+// ranks where it is not the same on all.
+//
 // owners[t]: the rank that holds table t; -1 where it is key floor-mod ranks. rows[t]: ids must be in
 // [0, rows[t]); -1 where they are keys, which must be of key_dtypes[t]. hotness[t]: the most ids of a row; -1
 // for any number. Segments, shapes and weights are as of KvTablePool. Ids that are none of what they should
@@ -52,6 +57,7 @@ REGISTER_OP("KvExchangeRequest")
     .Attr("hotness: list(int) >= 1")
     .Attr("outer: list(int) >= 1")
     .Attr("weighted: list(bool) >= 1")
+    .Attr("lookup: string = ''")
     .Input("ids: Tids")
     .Input("segments: T * int64")
     .Input("shapes: S * int64")
@@ -81,7 +87,8 @@ REGISTER_OP("KvExchangeRequest")
     });
 
 // The keys of each table that the ranks ask this one for, those of rank 0 first, and their numbers (ranks,
-// T). With local[t] not keys, but the numbers of local rows: key / ranks. Fails where a rank sent an error.
+// T). With local[t] not keys, but the numbers of local rows: key / ranks. Fails where a rank sent an
+// error, or looks up something else.
 REGISTER_OP("KvExchangeServe")
     .Attr("Tout: list({int64, int32, uint64}) >= 1")
     .Attr("ranks: int >= 1")
@@ -100,15 +107,53 @@ REGISTER_OP("KvExchangeServe")
       return absl::OkStatus();
     });
 
+// The rows of these keys, looked up as by KvTableGatherMany and put together as by KvExchangeReply, which it is
+// in one.
+REGISTER_OP("KvExchangeGather")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
+    .Attr("bfloat16_bits: bool = false")
+    .Attr("H: int >= 1")
+    .Attr("T: int >= 1")
+    .Attr("parts: list(int) >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Attr("mode: {'train', 'zeros', 'initial'} = 'train'")
+    .Attr("remember: bool = false")
+    .Attr("in_backward: list(string) = []")
+    .Input("handles: H * resource")
+    .Input("keys: T * Tkeys")
+    .Input("counts: int64")
+    .Output("flat: Tflat")
+    .Output("splits: int32")
+    .Output("positions: T * int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TableAttrs all;
+      bool remember;
+      ShapeHandle counts;
+      TF_RETURN_IF_ERROR(all.Get(c));
+      TF_RETURN_IF_ERROR(CheckInBackward(c, all.handles));
+      TF_RETURN_IF_ERROR(c->GetAttr("remember", &remember));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(all.handles + all.tables), 2, &counts));
+      c->set_output(1, c->Vector(c->Dim(counts, 0)));
+      for (int t = 0; t < all.tables; ++t) {
+        c->set_output(2 + t, remember ? c->input(all.handles + t) : c->Vector(0));
+      }
+      return FlatShape(c);
+    });
+
 // The rows of these keys, put together for each rank: its rows of table 0, of table 1, ...; and how many
 // elements each rank gets.
 REGISTER_OP("KvExchangeReply")
     .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
+    .Attr("bfloat16_bits: bool = false")
     .Attr("T: int >= 1")
     .Attr("dims: list(int) >= 1")
     .Input("rows: T * dtype")
     .Input("counts: int64")
-    .Output("flat: dtype")
+    .Output("flat: Tflat")
     .Output("splits: int32")
     .SetShapeFn([](InferenceContext* c) {
       int tables;
@@ -122,9 +167,11 @@ REGISTER_OP("KvExchangeReply")
 // Its gradient: taken apart again.
 REGISTER_OP("KvExchangeReplyGradient")
     .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
+    .Attr("bfloat16_bits: bool = false")
     .Attr("T: int >= 1")
     .Attr("dims: list(int) >= 1")
-    .Input("flat: dtype")
+    .Input("flat: Tflat")
     .Input("counts: int64")
     .Output("rows: T * dtype")
     .SetShapeFn([](InferenceContext* c) {
@@ -140,6 +187,8 @@ REGISTER_OP("KvExchangeReplyGradient")
 // Pools the rows that came back. Weights are of double for double rows, else of float.
 REGISTER_OP("KvExchangePool")
     .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
+    .Attr("bfloat16_bits: bool = false")
     .Attr("Tweights: {float, double} = DT_FLOAT")
     .Attr("T: int >= 1")
     .Attr("S: int >= 0")
@@ -148,7 +197,7 @@ REGISTER_OP("KvExchangePool")
     .Attr("combiners: list(string) >= 1")
     .Attr("outer: list(int) >= 1")
     .Attr("weighted: list(bool) >= 1")
-    .Input("flat: dtype")
+    .Input("flat: Tflat")
     .Input("places: T * int64")
     .Input("segments: T * int64")
     .Input("shapes: S * int64")
@@ -165,6 +214,8 @@ REGISTER_OP("KvExchangePool")
 // Its gradient with respect to these rows, of which there are `size` elements.
 REGISTER_OP("KvExchangePoolGradient")
     .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
+    .Attr("bfloat16_bits: bool = false")
     .Attr("Tweights: {float, double} = DT_FLOAT")
     .Attr("T: int >= 1")
     .Attr("S: int >= 0")
@@ -179,7 +230,7 @@ REGISTER_OP("KvExchangePoolGradient")
     .Input("segments: T * int64")
     .Input("shapes: S * int64")
     .Input("weights: W * Tweights")
-    .Output("flat: dtype")
+    .Output("flat: Tflat")
     .SetShapeFn([](InferenceContext* c) {
       int tables;
       std::vector<int64_t> outer;
@@ -191,6 +242,8 @@ REGISTER_OP("KvExchangePoolGradient")
 // Its gradient with respect to the weights.
 REGISTER_OP("KvExchangePoolWeightsGradient")
     .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
+    .Attr("bfloat16_bits: bool = false")
     .Attr("Tweights: {float, double} = DT_FLOAT")
     .Attr("T: int >= 1")
     .Attr("S: int >= 0")
@@ -199,7 +252,7 @@ REGISTER_OP("KvExchangePoolWeightsGradient")
     .Attr("combiners: list(string) >= 1")
     .Attr("outer: list(int) >= 1")
     .Attr("weighted: list(bool) >= 1")
-    .Input("flat: dtype")
+    .Input("flat: Tflat")
     .Input("rows: T * dtype")
     .Input("gradients: T * dtype")
     .Input("places: T * int64")

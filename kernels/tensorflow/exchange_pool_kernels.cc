@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "flat_type.h"
 #include "kernel_threads.h"
 #include "kvtable/placed_rows.h"
 #include "pooled_kernel.h"
@@ -23,10 +24,17 @@ class ExchangePoolOpBase : public PooledKernel {
   using PooledKernel::PooledKernel;
 
  protected:
+  absl::Status SetUp(tf::OpKernelConstruction* ctx) override {
+    TF_RETURN_IF_ERROR(PooledKernel::SetUp(ctx));
+    return ReadFlatType(ctx, dtype_, &flat_);
+  }
+
   absl::Status MakeBags(OpKernelContext* ctx, kvtable::ParallelFor* threads,
                         std::vector<std::unique_ptr<kvtable::Bags>>* bags) const {
     return PooledKernel::MakeBags(ctx, "places", kvtable::KeyType::kInt64, threads, bags);
   }
+
+  kvtable::ValueType flat_;
 };
 
 class ExchangePoolOp : public ExchangePoolOpBase {
@@ -45,7 +53,7 @@ class ExchangePoolOp : public ExchangePoolOpBase {
       TF_RETURN_IF_ERROR(AllocatePooled(ctx, *bags[t], t, &rows));
       pools.push_back({bags[t].get(), combiners_[t], dims_[t], rows->data()});
     }
-    kvtable::PoolPlaced(pools, flat.data(), flat.NumElements(), threads);
+    kvtable::PoolPlaced(pools, flat_, flat.data(), flat.NumElements(), threads);
     return absl::OkStatus();
   }
 };
@@ -72,7 +80,7 @@ class ExchangePoolGradientOp : public ExchangePoolOpBase {
     if (size < 0) return errors::InvalidArgument("size must be 0 or more, got ", size);
     Tensor* flat = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({size}), &flat));
-    kvtable::SumPlaced(placed, ToValueType(dtype_), flat->data(), size, threads);
+    kvtable::SumPlaced(placed, flat_, flat->data(), size, threads);
     return absl::OkStatus();
   }
 };
@@ -105,7 +113,7 @@ class ExchangePoolWeightsGradientOp : public ExchangePoolOpBase {
       placed.push_back(
           {bags[t].get(), combiners_[t], dims_[t], rows[i].data(), gradients[i].data(), out->data()});
     }
-    kvtable::FindPlacedWeightsGradient(placed, flat.data(), flat.NumElements(), threads);
+    kvtable::FindPlacedWeightsGradient(placed, flat_, flat.data(), flat.NumElements(), threads);
     return absl::OkStatus();
   }
 };

@@ -11,6 +11,7 @@
 #include "kernel.h"
 #include "kernel_threads.h"
 #include "kvtable/distinct_by_part.h"
+#include "kvtable/exchange_agreement.h"
 #include "kvtable/exchange_message.h"
 #include "segments.h"
 #include "table_resource.h"
@@ -68,7 +69,9 @@ class RequestOp : public Kernel {
     int tables;
     TF_RETURN_IF_ERROR(ReadAttrs(ctx, "rank", &rank_, "ranks", &ranks_, "names", &names_, "owners", &owners_,
                                  "rows", &rows_, "key_dtypes", &key_dtypes_, "dims", &dims_, "hotness",
-                                 &hotness_, "outer", &outer_, "weighted", &weighted_, "T", &tables));
+                                 &hotness_, "outer", &outer_, "weighted", &weighted_, "lookup", &lookup_, "T",
+                                 &tables));
+    lookup_hash_ = kvtable::HashOfLookup(lookup_);
     const size_t wanted = static_cast<size_t>(tables);
     if (names_.size() != wanted || owners_.size() != wanted || rows_.size() != wanted ||
         key_dtypes_.size() != wanted || dims_.size() != wanted || hotness_.size() != wanted ||
@@ -214,6 +217,10 @@ class RequestOp : public Kernel {
     // By rank: how many keys of each table it owns, and what comes and goes.
     std::vector<std::vector<int64_t>> counts(static_cast<size_t>(ranks_),
                                              std::vector<int64_t>(names_.size()));
+    const std::string text = kvtable::IsKnownLookup(lookup_hash_) ? "" : lookup_;
+    const auto words_of = [&](int64_t keys) {
+      return kvtable::KeysMessageWords(tables(), keys, static_cast<int64_t>(text.size()));
+    };
     int64_t words = 0;
     for (int64_t r = 0; r < ranks_; ++r) {
       int64_t keys = 0, elements = 0;
@@ -224,12 +231,12 @@ class RequestOp : public Kernel {
         keys += count;
         elements += count * dims_[t];
       }
-      if (std::max(elements, kvtable::KeysMessageWords(tables(), keys)) > kMostElements) {
+      if (std::max(elements, words_of(keys)) > kMostElements) {
         return SendError(ctx, absl::StrCat("its ids ask rank ", r, " for ", keys, " keys and ", elements,
                                            " elements of rows, and an exchange takes at most ", kMostElements,
                                            ": split the batch"));
       }
-      words += kvtable::KeysMessageWords(tables(), keys);
+      words += words_of(keys);
     }
     Tensor *message = nullptr, *splits = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({words}), &message));
@@ -240,7 +247,7 @@ class RequestOp : public Kernel {
     for (int64_t r = 0; r < ranks_; ++r) {
       const std::vector<int64_t>& of_rank = counts[static_cast<size_t>(r)];
       int64_t* const begin = next;
-      next = kvtable::WriteKeysHeader(of_rank, begin);
+      next = kvtable::WriteKeysHeader(of_rank, lookup_hash_, text, begin);
       for (size_t t = 0; t < names_.size(); ++t) {
         if (owners_[t] >= 0 && owners_[t] != r) continue;
         shares[t].push_back({next, place, dims_[t]});
@@ -263,6 +270,8 @@ class RequestOp : public Kernel {
   std::vector<int64_t> hotness_;
   std::vector<int64_t> outer_;
   std::vector<bool> weighted_;
+  std::string lookup_;
+  uint64_t lookup_hash_ = 0;
 };
 
 KVTOOLS_REGISTER(Name("KvExchangeRequest")

@@ -2,15 +2,16 @@
 // together for each.
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "errors.h"
-#include "huge_output.h"
 #include "kernel.h"
 #include "kernel_threads.h"
+#include "kvtable/convert_elements.h"
+#include "kvtable/exchange_agreement.h"
 #include "kvtable/exchange_message.h"
+#include "reply_layout.h"
 
 namespace kvtools {
 namespace {
@@ -71,7 +72,8 @@ class ServeOp : public Kernel {
   }
 
  private:
-  // The messages of all ranks; InvalidArgument where one has sent an error, or no message at all.
+  // The messages of all ranks; InvalidArgument where one has sent an error, or no message at all, or looks up
+  // something else.
   absl::Status Read(const Tensor& message, const Tensor& splits,
                     std::vector<kvtable::AskedKeys>* asked) const {
     if (message.dims() != 1 || splits.dims() != 1 || splits.NumElements() != ranks_) {
@@ -89,20 +91,38 @@ class ServeOp : public Kernel {
                                        " words that came");
       }
       try {
-        asked->push_back(kvtable::ReadKeysMessage(message.vec<int64_t>().data() + begin, words,
-                                                  static_cast<int64_t>(dtypes_.size())));
+        asked->push_back(kvtable::ReadKeysMessage(message.vec<int64_t>().data() + begin, words));
       } catch (const kvtable::Error& error) {
         return errors::InvalidArgument("rank ", r, ": ", error.what());
       }
-      if (!asked->back().error.empty()) {
-        absl::StrAppend(&failed, failures == 0 ? "" : " | ", asked->back().error);
+      const kvtable::AskedKeys& one = asked->back();
+      if (!one.error.empty()) {
+        absl::StrAppend(&failed, failures == 0 ? "" : " | ", one.error);
         ++failures;
       }
+      if (!one.text.empty()) kvtable::RememberLookup(one.lookup, one.text);
       begin += words;
     }
-    if (failures == 0) return absl::OkStatus();
+    if (failures == 0) return CheckAllTheSame(*asked);
     return errors::InvalidArgument("the lookup failed on ", failures, " of ", ranks_,
                                    ranks_ == 1 ? " rank" : " ranks", ", so on none it is done. ", failed);
+  }
+
+  absl::Status CheckAllTheSame(const std::vector<kvtable::AskedKeys>& asked) const {
+    std::vector<uint64_t> lookups;
+    for (const kvtable::AskedKeys& one : asked) lookups.push_back(one.lookup);
+    const std::string difference = kvtable::DifferenceOfLookups(lookups);
+    if (!difference.empty()) {
+      return errors::InvalidArgument("the ranks do not look up the same, so on none it is done: ", difference,
+                                     ". All ranks must look up the same tables in the same order.");
+    }
+    for (const kvtable::AskedKeys& one : asked) {
+      if (one.tables != static_cast<int64_t>(dtypes_.size())) {
+        return errors::InvalidArgument("the messages are of ", one.tables, " tables, expected ",
+                                       dtypes_.size());
+      }
+    }
+    return absl::OkStatus();
   }
 
   static void Copy(const int64_t* from, int64_t n, int64_t divisor, Tensor* keys, int64_t at) {
@@ -121,78 +141,18 @@ class ServeOp : public Kernel {
   tf::DataTypeVector dtypes_;
 };
 
-// Where the rows of each table for each rank lie: in the table's rows, and in the flat buffer.
-struct ReplyLayout {
-  static constexpr int64_t kMostElements = int64_t{1} << 56;  // more than any memory has
-
-  struct Piece {
-    int table;
-    int64_t in_rows;  // all in elements
-    int64_t in_flat;
-    int64_t elements;
-  };
-
-  // counts (ranks, tables)
-  absl::Status Find(const Tensor& counts, const std::vector<int64_t>& dims) {
-    if (counts.dims() != 2 || counts.dim_size(1) != static_cast<int64_t>(dims.size())) {
-      return errors::InvalidArgument("counts are of shape ", counts.shape().DebugString(),
-                                     ", expected [ranks, ", dims.size(), "]");
-    }
-    rank_elements.assign(static_cast<size_t>(counts.dim_size(0)), 0);
-    table_elements.assign(dims.size(), 0);
-    for (int64_t r = 0; r < counts.dim_size(0); ++r) {
-      for (size_t t = 0; t < dims.size(); ++t) {
-        const int64_t count = counts.matrix<int64_t>()(r, static_cast<int64_t>(t));
-        if (count < 0 || count > (kMostElements - total) / dims[t]) {
-          return errors::InvalidArgument("a rank cannot ask for ", count, " rows of ", dims[t], " elements");
-        }
-        const int64_t elements = count * dims[t];
-        pieces.push_back({static_cast<int>(t), table_elements[t], total, elements});
-        table_elements[t] += elements;
-        rank_elements[static_cast<size_t>(r)] += elements;
-        total += elements;
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  // Calls body(piece) for each, in parallel.
-  template <class Body>
-  void ForEachPiece(OpKernelContext* ctx, const Body& body) const {
-    KernelThreads threads(ctx);
-    threads.Run(static_cast<int64_t>(pieces.size()), [&](int64_t p) {
-      if (pieces[static_cast<size_t>(p)].elements > 0) body(pieces[static_cast<size_t>(p)]);
-    });
-  }
-
-  std::vector<Piece> pieces;
-  std::vector<int64_t> rank_elements;
-  std::vector<int64_t> table_elements;
-  int64_t total = 0;
-};
-
-// The attribute `dims`.
-absl::Status ReadDims(OpKernelConstruction* ctx, std::vector<int64_t>* dims) {
-  int tables;
-  TF_RETURN_IF_ERROR(ReadAttrs(ctx, "T", &tables, "dims", dims));
-  if (static_cast<int>(dims->size()) != tables || *std::min_element(dims->begin(), dims->end()) < 1) {
-    return errors::InvalidArgument("dims must have ", tables, " entries of 1 or more");
-  }
-  return absl::OkStatus();
-}
-
 class ReplyOp : public Kernel {
  public:
   using Kernel::Kernel;
 
  protected:
-  absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadDims(ctx, &dims_); }
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return types_.Read(ctx); }
 
   absl::Status Work(OpKernelContext* ctx) override {
     tf::OpInputList rows;
     TF_RETURN_IF_ERROR(ctx->input_list("rows", &rows));
     ReplyLayout layout;
-    TF_RETURN_IF_ERROR(layout.Find(ctx->input(rows.size()), dims_));
+    TF_RETURN_IF_ERROR(layout.Find(ctx->input(rows.size()), types_.dims));
     for (int t = 0; t < rows.size(); ++t) {
       const int64_t expected = layout.table_elements[static_cast<size_t>(t)];
       if (rows[t].NumElements() != expected) {
@@ -200,26 +160,20 @@ class ReplyOp : public Kernel {
                                        ", expected ", expected, " elements");
       }
     }
-    Tensor *flat = nullptr, *splits = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({layout.total}), &flat));
-    WantHugePages(ctx, *flat);
-    const int64_t ranks = static_cast<int64_t>(layout.rank_elements.size());
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({ranks}), &splits));
-    for (int64_t r = 0; r < ranks; ++r) {
-      // The rank that asked has made sure that it is not too much.
-      splits->vec<int32_t>()(r) = static_cast<int32_t>(layout.rank_elements[static_cast<size_t>(r)]);
-    }
-    const int64_t size = tf::DataTypeSize(flat->dtype());
+    Tensor* flat = nullptr;
+    TF_RETURN_IF_ERROR(layout.Allocate(ctx, &flat));
     layout.ForEachPiece(ctx, [&](const ReplyLayout::Piece& piece) {
-      std::memcpy(static_cast<char*>(flat->data()) + piece.in_flat * size,
-                  static_cast<const char*>(rows[piece.table].data()) + piece.in_rows * size,
-                  static_cast<size_t>(piece.elements * size));
+      kvtable::ConvertElements(
+          types_.rows,
+          static_cast<const char*>(rows[piece.table].data()) + piece.in_rows * kvtable::SizeOf(types_.rows),
+          piece.elements, types_.flat,
+          static_cast<char*>(flat->data()) + piece.in_flat * kvtable::SizeOf(types_.flat));
     });
     return absl::OkStatus();
   }
 
  private:
-  std::vector<int64_t> dims_;
+  ReplyTypes types_;
 };
 
 class ReplyGradientOp : public Kernel {
@@ -227,32 +181,34 @@ class ReplyGradientOp : public Kernel {
   using Kernel::Kernel;
 
  protected:
-  absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadDims(ctx, &dims_); }
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return types_.Read(ctx); }
 
   absl::Status Work(OpKernelContext* ctx) override {
     const Tensor& flat = ctx->input(0);
     ReplyLayout layout;
-    TF_RETURN_IF_ERROR(layout.Find(ctx->input(1), dims_));
+    TF_RETURN_IF_ERROR(layout.Find(ctx->input(1), types_.dims));
     if (flat.NumElements() != layout.total) {
       return errors::InvalidArgument("gradients are of shape ", flat.shape().DebugString(), ", expected ",
                                      layout.total, " elements");
     }
-    std::vector<Tensor*> rows(dims_.size());
-    for (size_t t = 0; t < dims_.size(); ++t) {
+    std::vector<Tensor*> rows(types_.dims.size());
+    for (size_t t = 0; t < types_.dims.size(); ++t) {
       TF_RETURN_IF_ERROR(ctx->allocate_output(
-          static_cast<int>(t), TensorShape({layout.table_elements[t] / dims_[t], dims_[t]}), &rows[t]));
+          static_cast<int>(t), TensorShape({layout.table_elements[t] / types_.dims[t], types_.dims[t]}),
+          &rows[t]));
     }
-    const int64_t size = tf::DataTypeSize(flat.dtype());
     layout.ForEachPiece(ctx, [&](const ReplyLayout::Piece& piece) {
-      std::memcpy(static_cast<char*>(rows[static_cast<size_t>(piece.table)]->data()) + piece.in_rows * size,
-                  static_cast<const char*>(flat.data()) + piece.in_flat * size,
-                  static_cast<size_t>(piece.elements * size));
+      kvtable::ConvertElements(
+          types_.flat, static_cast<const char*>(flat.data()) + piece.in_flat * kvtable::SizeOf(types_.flat),
+          piece.elements, types_.rows,
+          static_cast<char*>(rows[static_cast<size_t>(piece.table)]->data()) +
+              piece.in_rows * kvtable::SizeOf(types_.rows));
     });
     return absl::OkStatus();
   }
 
  private:
-  std::vector<int64_t> dims_;
+  ReplyTypes types_;
 };
 
 KVTOOLS_REGISTER(Name("KvExchangeServe")

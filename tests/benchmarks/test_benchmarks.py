@@ -99,14 +99,17 @@ def test_a_run_on_ranks_puts_the_lookup_beside_the_bare_alltoall(run_on_ranks):
     folder, printed = run_on_ranks
     result = result_of(folder)
     assert json.loads(printed) == result
-    assert {case["group"] for case in result["cases"]} == {"exchange", "bounded"}
+    assert {case["group"] for case in result["cases"]} == {"exchange", "overlap", "rank scaling", "bounded"}
     assert "horovod" in result["versions"]["ranks"]
     for case in result["cases"]:
         if case["group"] == "exchange":
-            assert case["sides"].keys() == {"one call", "a call each", "alltoall", "one rank"}
+            assert case["sides"].keys() == {"one call", "bfloat16", "a call each", "alltoall", "one rank"}
+        if case["group"] == "rank scaling":
+            assert list(case["sides"]) == ["1 rank", "2 ranks"]
         for side in case["sides"].values():
             assert "error" not in side and len(side["seconds"]) == result["rounds"]
-        assert all(entry["ratio"] > 0 for entry in case["ratios"]) and len(case["ratios"]) >= 2
+        assert all(entry["ratio"] > 0 for entry in case["ratios"])
+        assert len(case["ratios"]) == {"exchange": 5, "overlap": 2, "rank scaling": 1, "bounded": 2}[case["group"]]
     (page,) = folder.glob("*-sok-tiny.md")
     assert "## `sok.lookup_sparse` over Horovod ranks" in page.read_text()
 
@@ -133,7 +136,7 @@ def test_the_bare_alltoall_has_the_bytes_of_the_lookup(module, ranks):
         outer=[-1] * 3,
         weighted=[False] * 3,
     )
-    assert splits.numpy().tolist() == [2 + 3 + keys for keys in exchange.asked_keys(ids, ranks)]
+    assert splits.numpy().tolist() == [exchange.HEADER_WORDS + 3 + keys for keys in exchange.asked_keys(ids, ranks)]
 
 
 def test_ranks_that_cannot_start_say_why(module, monkeypatch):

@@ -9,7 +9,7 @@ raw = pytest.importorskip("tfplugin.ops").raw
 DIMS = [4, 16]
 
 
-def request(ids, ranks):
+def request(ids, ranks, lookup=""):
     """The message, its split by rank, and the places of each table's ids."""
     count = len(ids)
     message, splits, places = raw.kv_exchange_request(
@@ -27,6 +27,7 @@ def request(ids, ranks):
         hotness=[-1] * count,
         outer=[-1] * count,
         weighted=[False] * count,
+        lookup=lookup,
     )
     return message.numpy(), splits.numpy(), [one.numpy() for one in places]
 
@@ -46,9 +47,9 @@ def test_every_id_finds_its_key_on_the_rank_that_owns_it(size, ranks, dtype):
     element = 0
     for rank, part in enumerate(np.split(message, np.cumsum(splits)[:-1])):
         assert part[0] == 0 and part[1] == len(ids)
-        keys = part[2 + len(ids) :]
-        assert len(keys) == part[2 : 2 + len(ids)].sum()
-        for t, of_table in enumerate(np.split(keys, np.cumsum(part[2 : 2 + len(ids)])[:-1])):
+        counts, keys = part[4 : 4 + len(ids)], part[4 + len(ids) :]
+        assert len(keys) == counts.sum()
+        for t, of_table in enumerate(np.split(keys, np.cumsum(counts)[:-1])):
             for key in of_table.view(np.uint64) if dtype == np.uint64 else of_table:
                 assert int(key) % ranks == rank
                 assert int(key) not in begins[t], "a key is sent once"
@@ -65,6 +66,127 @@ def test_the_message_depends_on_the_ids_alone():
     assert np.array_equal(first[0], again[0]) and np.array_equal(first[2][0], again[2][0])
 
 
+def test_a_text_of_what_is_looked_up_travels_until_it_is_known():
+    ids = [np.arange(5), np.arange(3)]
+    text = "a lookup\n'one' (dim 4)\n'two' (dim 16)"
+    message, splits, _ = request(ids, 2, text)
+    bytes_ = message[3]
+    assert message[6:].tobytes()[:bytes_].decode() == text and splits[0] == 4 + 2 + -(-bytes_ // 8) + 3 + 2
+    # What another rank sends: the same keys under the same hash.
+    keys, counts = serve(message[: splits[0]], splits[0], splits[0])
+    assert counts.tolist() == [[3, 2]] * 2 and [key.tolist() for key in keys] == [[0, 2, 4] * 2, [0, 2] * 2]
+    again, _, _ = request(ids, 2, text)
+    assert again[2] == message[2] and again[3] == 0
+
+
+def serve(message, *splits):
+    """What a rank makes of messages: the same one of each rank, or those of all."""
+    messages = np.tile(message, len(splits)) if len(message) == splits[0] else message
+    keys, counts = raw.kv_exchange_serve(
+        messages, np.array(splits, np.int32), Tout=[tf.int64, tf.int64], ranks=len(splits), local=[False, False]
+    )
+    return [key.numpy() for key in keys], counts.numpy()
+
+
+def test_ranks_that_look_up_something_else_are_told_what():
+    ids = [np.arange(5), np.arange(3)]
+    first, splits, _ = request(ids, 2, "a lookup\n'same'\n'mine' (dim 4)")
+    other, others, _ = request(ids, 2, "a lookup\n'same'\n'theirs' (dim 8)")
+    shorter, less, _ = request(ids, 2, "a lookup\n'same'")
+    mine = first[: splits[0]]
+    for theirs, length, difference in (
+        (other, others[0], "rank 0 has 'mine' .dim 4., rank 1 has 'theirs' .dim 8.. All ranks must look up the same"),
+        (shorter, less[0], "rank 0 has 'mine' .dim 4., rank 1 has only 1 table"),
+    ):
+        for _ in range(2):  # also where the text is known, and does not come again
+            with pytest.raises(tf.errors.InvalidArgumentError, match=difference):
+                serve(np.concatenate([mine, theirs[:length]]), splits[0], length)
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "message"),
+    [
+        (0, 10**9, "error text is longer"),
+        (0, -1, "error text is longer"),
+        (1, 10**9, "more tables"),
+        (1, -1, "more tables"),
+        (3, 10**9, "the text in it is longer"),
+        (3, -8, "the text in it is longer"),
+        (4, 10**9, "other than the number of keys"),
+        (4, -1, "number of keys is negative"),
+        (5, 1, "other than the number of keys"),
+    ],
+)
+def test_a_damaged_message_is_told(word, value, message):
+    good, splits, _ = request([np.arange(5), np.arange(3)], 2)
+    own = good[: splits[0]].copy()
+    own[word] = value
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        serve(own, splits[0], splits[0])
+
+
+def test_a_message_of_another_number_of_tables_is_told():
+    good, splits, _ = request([np.arange(5)], 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="of 1 tables, expected 2"):
+        serve(good[: splits[0]], splits[0], splits[0])
+
+
+@pytest.mark.parametrize(
+    ("flat", "bits", "rows", "message"),
+    [
+        (tf.float32, True, tf.float32, "bits of bfloat16"),
+        (tf.float16, False, tf.float64, "do not travel"),
+        (tf.float64, False, tf.float32, "do not travel"),
+        (tf.float16, True, tf.float16, "do not travel"),
+    ],
+)
+def test_rows_that_do_not_travel_in_a_type_are_told(flat, bits, rows, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        raw.kv_exchange_reply(
+            [tf.ones([2, 4], rows)], tf.constant([[2]], tf.int64), dims=[4], Tflat=flat, bfloat16_bits=bits
+        )
+
+
+@pytest.mark.parametrize("wire", [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize("dim", [1, 4, 19])
+def test_rows_travel_in_16_bits_rounded_once(wire, dim):
+    """As TensorFlow rounds: replies and their gradient to the bit, pooled rows and gradients as sums of such."""
+    rng = np.random.default_rng(dim)
+    rows = tf.constant(rng.normal(size=[5, dim]).astype(np.float32))
+    travel = {"Tflat": tf.float16, "bfloat16_bits": wire == tf.bfloat16}
+    counts = tf.constant([[2], [3]], tf.int64)
+    rounded = tf.cast(rows, wire)
+    flat, splits = raw.kv_exchange_reply([rows], counts, dims=[dim], **travel)
+    assert splits.numpy().tolist() == [2 * dim, 3 * dim]
+    np.testing.assert_array_equal(tf.bitcast(flat, tf.uint16), tf.bitcast(tf.reshape(rounded, [-1]), tf.uint16))
+    (back,) = raw.kv_exchange_reply_gradient(
+        flat, counts, dtype=tf.float32, T=1, dims=[dim], bfloat16_bits=wire == tf.bfloat16
+    )
+    np.testing.assert_array_equal(back, tf.cast(rounded, tf.float32))
+
+    places = tf.constant([3, 0, 0, 4], tf.int64) * dim
+    how = {
+        "dims": [dim],
+        "outer": [-1],
+        "weighted": [False],
+        "combiners": ["mean"],
+        "bfloat16_bits": wire == tf.bfloat16,
+    }
+    segments = tf.constant([0, 1, 4], tf.int64)
+    (pooled,) = raw.kv_exchange_pool(flat, [places], [segments], [], [], dtype=tf.float32, **how)
+    wide = tf.cast(rounded, tf.float32).numpy()
+    np.testing.assert_allclose(pooled, [wide[3], (wide[0] + wide[0] + wide[4]) / 3], rtol=1e-6)
+
+    gradient = tf.constant(rng.normal(size=[2, dim]).astype(np.float32))
+    of_rows = raw.kv_exchange_pool_gradient(
+        tf.size(flat, out_type=tf.int64), [gradient], [places], [segments], [], [], Tflat=tf.float16, **how
+    )
+    third = gradient[1] / 3
+    expected = tf.cast(tf.stack([third + third, third * 0, third * 0, gradient[0], third]), wire)
+    found = tf.bitcast(tf.reshape(of_rows, [5, dim]), wire)
+    np.testing.assert_allclose(tf.cast(found, tf.float32), tf.cast(expected, tf.float32), rtol=2**-7)
+
+
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.float64])
 def test_rows_of_one_id_are_that_row_and_others_are_combined(combiner, dtype):
@@ -75,6 +197,7 @@ def test_rows_of_one_id_are_that_row_and_others_are_combined(combiner, dtype):
         [tf.constant([0, 1, 1, 3, 4], tf.int64)],
         [],
         [],
+        dtype=dtype,
         combiners=[combiner],
         dims=[4],
         outer=[-1],

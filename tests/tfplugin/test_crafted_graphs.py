@@ -25,6 +25,10 @@ OPS = {
         {"Tkeys": INT64, "dtype": FLOAT, **TABLES, "in_backward": ["", "", ""]},
         [RESOURCE] * 3 + [INT64] * 2,
     ),
+    "KvExchangeGather": (
+        {"Tkeys": INT64, "dtype": FLOAT, **TABLES, "in_backward": ["", "", ""]},
+        [RESOURCE] * 3 + [INT64] * 3,
+    ),
     "KvTableSplitGradients": ({"Tkeys": INT64, "dtype": FLOAT, **TABLES}, [INT64] * 2 + [FLOAT] * 2 + [INT64] * 2),
     "KvTablePool": (
         {**POOL_OF_TABLES, "in_backward": ["", "", ""]},

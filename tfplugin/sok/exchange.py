@@ -2,7 +2,7 @@
 
 For any number of tables there is one exchange of keys, one of rows, and one more for the gradient of these. A rank that
 finds something wrong with its own ids, or with how it is called, sends the error in place of keys, so that all ranks
-fail, and none waits.
+fail, and none waits. What is looked up goes with the keys, as a hash: ranks that look up different tables fail, too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import tensorflow as tf
 
 from tfplugin import ranks
 from tfplugin.composed_pool import PooledIds
-from tfplugin.fused_lookup import gather_many
+from tfplugin.fused_lookup import gather_for_ranks, gather_many
 from tfplugin.lookup import parts_of
 from tfplugin.lookup_many import lookup_many
 from tfplugin.ops import raw
 from tfplugin.sok import exchange_gradients  # noqa: F401 - the gradients register themselves
 from tfplugin.sok.exchange_error import error_to_all
 from tfplugin.sok.exchange_table import ExchangeTable, exchange_table
+from tfplugin.sok.exchange_types import TravelType, travel_type
 from tfplugin.sok.row_limit import within_limits
 
 
@@ -43,14 +44,22 @@ class Lookup(NamedTuple):
 
 
 def look_up(
-    lookups: Sequence[Lookup], train: bool, name: str | None = None, error: str | None = None
+    lookups: Sequence[Lookup],
+    train: bool,
+    name: str | None = None,
+    error: str | None = None,
+    wire_dtype: tf.DType | None = None,
 ) -> list[tf.Tensor]:
-    """Rows of the ids of each lookup, combined: [rows of its ids, dim]. With an `error` it fails on all ranks."""
+    """Rows of the ids of each lookup, combined: [rows of its ids, dim]. With an `error` it fails on all ranks.
+
+    `wire_dtype` is what float32 rows, and their gradients, travel in.
+    """
     world = ranks.current()
     if world.size == 1 and all(_is_local(one) for one in lookups):
         return _look_up_here(lookups, train, name)
     tables = [one.table for one in lookups]
     wide = _widest([table.dtype for table in tables])
+    travel = travel_type(wide, wire_dtype, world.size)
     how = _How(lookups, tf.float64 if wide == tf.float64 else tf.float32)
     names = [name] if name else []
     with tf.device("CPU:0"):
@@ -64,6 +73,7 @@ def look_up(
             rows=[table.rows for table in tables],
             key_dtypes=[table.key_dtype for table in tables],
             hotness=[-1 if one.hotness is None else one.hotness for one in lookups],
+            lookup=_told(lookups, train, travel),
             **how.attributes,
         )
         if error is not None:
@@ -80,12 +90,17 @@ def look_up(
         )
         if train:
             keys = within_limits(tables, keys, names)
-    rows = _rows_of_this_rank(lookups, keys, train)
+    reply, reply_splits = _reply(lookups, keys, counts, train, wide, travel)
     with tf.device("CPU:0"):
-        reply, reply_splits = raw.kv_exchange_reply([_cast(one, wide) for one in rows], counts, dims=how.dims)
         flat, _ = world.alltoall(reply, reply_splits, ranks.exchange_name("rows", names))
         pooled = raw.kv_exchange_pool(
-            flat, places, *how.inputs, combiners=[one.combiner for one in lookups], **how.attributes
+            flat,
+            places,
+            *how.inputs,
+            dtype=wide,
+            bfloat16_bits=travel.bfloat16_bits,
+            combiners=[one.combiner for one in lookups],
+            **how.attributes,
         )
         return [_cast(one, table.dtype) for one, table in zip(pooled, tables, strict=True)]
 
@@ -108,6 +123,20 @@ class _How:
         }
 
 
+def _told(lookups: Sequence[Lookup], train: bool, travel: TravelType) -> str:
+    """What is looked up, which must be the same on all ranks: a line for the whole, and one for each table."""
+    lines = [f"{'a training' if train else 'an inference'} lookup whose rows travel as {travel.name}"]
+    for one in lookups:
+        table = one.table
+        rows = f"{table.key_dtype.name} keys" if table.is_dynamic else f"{table.rows} rows"
+        if table.row_limit >= 0:
+            rows += f", at most {table.row_limit} on a rank"
+        where = "on all ranks" if table.owner < 0 else f"on rank {table.owner}"
+        admitted = "" if one.admission == 1.0 else f", {one.admission} of new keys admitted"
+        lines.append(f"'{table.name}' ({rows}, dim {table.dim}, {table.dtype.name}, {where}, {one.combiner}{admitted})")
+    return "\n".join(lines)
+
+
 def _is_local(lookup: Lookup) -> bool:
     """Whether the ops for tables of one process do it."""
     return lookup.table.is_plain(lookup.ids.keys.dtype) and lookup.hotness is None and lookup.admission == 1.0
@@ -128,6 +157,39 @@ def _look_up_here(lookups: Sequence[Lookup], train: bool, name: str | None) -> l
         name=name,
     )
     return rows
+
+
+def _reply(
+    lookups: Sequence[Lookup],
+    keys: Sequence[tf.Tensor],
+    counts: tf.Tensor,
+    train: bool,
+    wide: tf.DType,
+    travel: TravelType,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows of the keys, put together for each rank in the type in which they travel, and how much each gets."""
+    if ranks.size() > 1 and _share_an_op(lookups, train):
+        parts = [parts_of(one.table.variable) for one in lookups]
+        return gather_for_ranks(parts, keys, counts, train, **travel.attributes)
+    rows = _rows_of_this_rank(lookups, keys, train)
+    with tf.device("CPU:0"):
+        flat, splits = raw.kv_exchange_reply(
+            [_cast(one, wide) for one in rows], counts, dims=[one.table.dim for one in lookups], **travel.attributes
+        )
+    return flat, splits
+
+
+def _share_an_op(lookups: Sequence[Lookup], train: bool) -> bool:
+    """Whether one op can look all up: key-value tables in host memory that have their dtypes in common."""
+    if not all(one.table.is_dynamic and one.table.read is None for one in lookups):
+        return False
+    if train and any(one.admission < 1.0 for one in lookups):
+        return False
+    parts = [parts_of(one.table.variable)[0] for one in lookups]
+    if any("GPU" in (part.device or "") for part in parts):
+        return False
+    places = {"" if part._eager else part.device for part in parts}
+    return len(places) == len({(one.table.key_dtype, one.table.dtype) for one in lookups}) == 1
 
 
 def _rows_of_this_rank(lookups: Sequence[Lookup], keys: Sequence[tf.Tensor], train: bool) -> list[tf.Tensor]:

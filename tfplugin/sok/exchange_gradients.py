@@ -14,18 +14,33 @@ from tfplugin.ops import raw
 @tf_ops.RegisterGradient("KvExchangeReply")
 def _reply_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
     with tf.device("CPU:0"):
-        rows = raw.kv_exchange_reply_gradient(grad, op.inputs[-1], T=op.get_attr("T"), dims=op.get_attr("dims"))
+        rows = raw.kv_exchange_reply_gradient(
+            grad,
+            op.inputs[-1],
+            dtype=op.get_attr("dtype"),
+            T=op.get_attr("T"),
+            dims=op.get_attr("dims"),
+            bfloat16_bits=op.get_attr("bfloat16_bits"),
+        )
     return [*rows, None]
 
 
 @tf_ops.RegisterGradient("KvExchangeReplyGradient")
 def _reply_gradient_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Tensor | None]:
     with tf.device("CPU:0"):
-        return [raw.kv_exchange_reply(list(grads), op.inputs[1], dims=op.get_attr("dims")).flat, None]
+        return [
+            raw.kv_exchange_reply(list(grads), op.inputs[1], dims=op.get_attr("dims"), **_flat_attrs(op)).flat,
+            None,
+        ]
+
+
+def _flat_attrs(op: tf.Operation) -> dict[str, Any]:
+    """In what the rows travel."""
+    return {name: op.get_attr(name) for name in ("Tflat", "bfloat16_bits")}
 
 
 def _pool_attrs(op: tf.Operation) -> dict[str, Any]:
-    return {name: op.get_attr(name) for name in ("dims", "combiners", "outer", "weighted")}
+    return {name: op.get_attr(name) for name in ("dims", "combiners", "outer", "weighted", "bfloat16_bits")}
 
 
 def _id_inputs(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
@@ -60,7 +75,9 @@ def _weights_gradient(
 def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Tensor | None]:
     flat, ids = op.inputs[0], _id_inputs(op, op.inputs[1:])
     with tf.device("CPU:0"):
-        of_rows = raw.kv_exchange_pool_gradient(tf.size(flat, out_type=tf.int64), list(grads), *ids, **_pool_attrs(op))
+        of_rows = raw.kv_exchange_pool_gradient(
+            tf.size(flat, out_type=tf.int64), list(grads), *ids, Tflat=flat.dtype, **_pool_attrs(op)
+        )
         of_weights = _weights_gradient(op, flat, op.outputs, grads, ids)
     return [of_rows, *[None] * (len(op.inputs) - 1 - len(of_weights)), *of_weights]
 
@@ -71,7 +88,7 @@ def _pool_gradient_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.Tensor
     tables = op.get_attr("T")
     grads, ids = list(op.inputs[1 : 1 + tables]), _id_inputs(op, op.inputs[1 + tables :])
     with tf.device("CPU:0"):
-        pooled = raw.kv_exchange_pool(grad, *ids, **_pool_attrs(op))
+        pooled = raw.kv_exchange_pool(grad, *ids, dtype=op.get_attr("dtype"), **_pool_attrs(op))
         of_weights = _weights_gradient(op, grad, pooled, grads, ids)
     return [None, *pooled, *[None] * (len(op.inputs) - 1 - tables - len(of_weights)), *of_weights]
 

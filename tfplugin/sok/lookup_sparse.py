@@ -12,6 +12,7 @@ from tfplugin.lookup import COMBINERS
 from tfplugin.sok.exchange import Lookup, fail_on_all, look_up
 from tfplugin.sok.exchange_ids import pooled_keys
 from tfplugin.sok.exchange_table import exchange_table
+from tfplugin.sok.exchange_types import checked_wire_dtype
 
 _CALLER = "sok.lookup_sparse"
 
@@ -26,6 +27,7 @@ def lookup_sparse(
     *,
     hotness: Any = None,
     training: bool | None = None,
+    wire_dtype: Any = None,
     name: str | None = None,
 ) -> Any:
     """Looks ids up in one or more tables and combines the rows of each sample: on whichever rank they are.
@@ -49,17 +51,20 @@ def lookup_sparse(
       hotness: for each the most ids that a row has; more are an error. Default: any number.
       training: True inserts missing keys of a `DynamicVariable`; False does not and gives zeros. Default: True unless
         inside `tfplugin.inference_mode` or a SavedModel signature.
+      wire_dtype: tf.float16 or tf.bfloat16: what float32 rows, and their gradients, travel in between ranks: half the
+        bytes. Each is rounded once, before it travels; sums are of float32. Rows of 16 bits and of float64 travel as
+        they are, as do all on a single rank. The same on all ranks. Default: rows travel as they are.
       name: of the exchange: the same on all ranks.
 
     Returns:
       A tensor [batch, dim] for each table: a list where `sp_ids` is one. A row without ids is zeros.
 
     Raises:
-      ValueError: lists of different lengths, or an unknown combiner.
+      ValueError: lists of different lengths, an unknown combiner, or another wire_dtype.
       TypeError: params, ids or weights of a kind or dtype that does not fit.
       tf.errors.InvalidArgumentError: on every rank, where ids of any rank are not rows of a `Variable` or are more than
-        the hotness of their table; also where another rank raised one of the above, and in place of these when a
-        `tf.function` of several ranks runs.
+        the hotness of their table; where the ranks do not look up the same tables in the same way; also where another
+        rank raised one of the above, and in place of these when a `tf.function` of several ranks runs.
 
     Example:
       >>> v = sok.Variable(np.arange(15).reshape(5, 3), dtype=tf.float32)
@@ -72,11 +77,12 @@ def lookup_sparse(
     variables = list(params) if isinstance(params, (list, tuple)) else [params]
     train = training_mode.is_training(training)
     try:
+        wire = checked_wire_dtype(wire_dtype, _CALLER)
         lookups = _lookups(variables, sp_ids, sp_weights, combiners, use_low_frequency_filter, hotness)
     except (TypeError, ValueError) as error:
         rows = fail_on_all(error, variables, train, _CALLER, name)
     else:
-        rows = look_up(lookups, train, name) if lookups else []
+        rows = look_up(lookups, train, name, wire_dtype=wire) if lookups else []
     return rows if several else rows[0]
 
 

@@ -11,7 +11,7 @@
 namespace kvtable {
 
 // All three throw Error(kInvalidArgument) where a place is not in the buffer. Bags are of places, int64; the
-// buffer is of their value type.
+// buffer is of their value type, or, where that is float32, of a 16-bit one.
 
 struct PlacedPool {
   const Bags* bags;
@@ -21,7 +21,7 @@ struct PlacedPool {
 };
 
 // Sums are taken as PoolRows takes them.
-void PoolPlaced(const std::vector<PlacedPool>& pools, const void* rows, int64_t elements,
+void PoolPlaced(const std::vector<PlacedPool>& pools, ValueType type, const void* rows, int64_t elements,
                 ParallelFor& threads);
 
 struct PlacedWeightsGradient {
@@ -33,8 +33,8 @@ struct PlacedWeightsGradient {
   void* weights;         // (ids of the input): double for double, else float; zeros to begin with
 };
 
-void FindPlacedWeightsGradient(const std::vector<PlacedWeightsGradient>& pools, const void* rows,
-                               int64_t elements, ParallelFor& threads);
+void FindPlacedWeightsGradient(const std::vector<PlacedWeightsGradient>& pools, ValueType type,
+                               const void* rows, int64_t elements, ParallelFor& threads);
 
 struct PlacedGradient {
   const Bags* bags;
@@ -44,7 +44,7 @@ struct PlacedGradient {
 };
 
 // The gradient with respect to the buffer; zeros where no id has its row. A row's sum is taken in the order
-// of its ids, in float for 16-bit values, whatever the number of threads.
+// of its ids, in float for 16-bit values, whatever the number of threads, and rounded once.
 void SumPlaced(const std::vector<PlacedGradient>& gradients, ValueType type, void* rows, int64_t elements,
                ParallelFor& threads);
 

@@ -10,6 +10,7 @@
 #include "memory/copy_rows.h"
 #include "threads/run_tasks.h"
 #include "values/elements.h"
+#include "values/row_conversion.h"
 
 namespace kvtable {
 namespace {
@@ -22,37 +23,60 @@ constexpr int64_t kRowsAhead = 8;
                                                " of a buffer of " + std::to_string(elements) + ".");
 }
 
+void CheckNarrows(ValueType wide, ValueType narrow) {
+  if (wide == ValueType::kFloat32 && (narrow == ValueType::kFloat16 || narrow == ValueType::kBFloat16))
+    return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "Only float32 rows are put into a buffer of another type, a 16-bit one.");
+}
+
 inline void CheckPlace(int64_t place, int64_t dim, int64_t elements) {
   if (place < 0 || place > elements - dim) ThrowOutside(place, dim, elements);
 }
 
+// Rows of T, which lie in a buffer of `type`: T's own, or a 16-bit one.
 template <class T>
 class RowsAtPlaces {
  public:
-  RowsAtPlaces(const Bags& bags, int64_t dim, const void* rows, int64_t elements, int64_t end)
+  RowsAtPlaces(const Bags& bags, int64_t dim, ValueType type, const void* rows, int64_t elements, int64_t end)
       : places_(reinterpret_cast<const int64_t*>(bags.keys())),
-        rows_(static_cast<const T*>(rows)),
+        rows_(static_cast<const char*>(rows)),
+        size_(SizeOf(type)),
         dim_(dim),
         elements_(elements),
-        end_(end) {}
+        end_(end) {
+    if (type == bags.value_type()) return;
+    CheckNarrows(bags.value_type(), type);
+    load_ = BestRowConversion(type).load;
+    row_.resize(static_cast<size_t>(dim));
+  }
 
   const T* Row(int64_t i) {
     next_ = i + 1;
     CheckPlace(places_[i], dim_, elements_);
     if (i + kRowsAhead < end_) {
-      PrefetchRow<kAnyBytes>(reinterpret_cast<const char*>(rows_ + places_[i + kRowsAhead]),
-                             dim_ * int64_t{sizeof(T)});
+      PrefetchRow<kAnyBytes>(rows_ + places_[i + kRowsAhead] * size_, dim_ * size_);
     }
-    return rows_ + places_[i];
+    const char* const row = rows_ + places_[i] * size_;
+    if constexpr (std::is_same_v<T, float>) {
+      if (load_ != nullptr) {
+        load_(row, dim_, row_.data());
+        return row_.data();
+      }
+    }
+    return reinterpret_cast<const T*>(row);
   }
   int64_t block_end() const { return next_; }
 
  private:
   const int64_t* const places_;
-  const T* const rows_;
+  const char* const rows_;
+  const int64_t size_;
   const int64_t dim_;
   const int64_t elements_;
   const int64_t end_;
+  void (*load_)(const void* from, int64_t n, float* to) = nullptr;
+  std::vector<float> row_;  // where `load_` puts it
   int64_t next_ = 0;
 };
 
@@ -78,27 +102,27 @@ void AddRange(const PlacedGradient& g, ComputeOf<T>* sums, int64_t elements, int
 
 }  // namespace
 
-void PoolPlaced(const std::vector<PlacedPool>& pools, const void* rows, int64_t elements,
+void PoolPlaced(const std::vector<PlacedPool>& pools, ValueType type, const void* rows, int64_t elements,
                 ParallelFor& threads) {
   ForBagRanges(
       pools, threads, [](const auto&) { return true; },
       [&](const PlacedPool& pool, int64_t first, int64_t last) {
         VisitValueType(pool.bags->value_type(), [&](auto t) {
           using T = decltype(t);
-          RowsAtPlaces<T> found(*pool.bags, pool.dim, rows, elements, pool.bags->begin(last));
+          RowsAtPlaces<T> found(*pool.bags, pool.dim, type, rows, elements, pool.bags->begin(last));
           PoolBags(*pool.bags, pool.combiner, pool.dim, first, last, found, static_cast<T*>(pool.pooled));
         });
       });
 }
 
-void FindPlacedWeightsGradient(const std::vector<PlacedWeightsGradient>& pools, const void* rows,
-                               int64_t elements, ParallelFor& threads) {
+void FindPlacedWeightsGradient(const std::vector<PlacedWeightsGradient>& pools, ValueType type,
+                               const void* rows, int64_t elements, ParallelFor& threads) {
   ForBagRanges(
       pools, threads, [](const auto&) { return true; },
       [&](const PlacedWeightsGradient& pool, int64_t first, int64_t last) {
         VisitValueType(pool.bags->value_type(), [&](auto t) {
           using T = decltype(t);
-          RowsAtPlaces<T> found(*pool.bags, pool.dim, rows, elements, pool.bags->begin(last));
+          RowsAtPlaces<T> found(*pool.bags, pool.dim, type, rows, elements, pool.bags->begin(last));
           FindWeightsGradient(*pool.bags, pool.combiner, pool.dim, first, last, found,
                               static_cast<const T*>(pool.pooled), static_cast<const T*>(pool.gradient),
                               static_cast<ComputeOf<T>*>(pool.weights));
@@ -110,16 +134,19 @@ void SumPlaced(const std::vector<PlacedGradient>& gradients, ValueType type, voi
                ParallelFor& threads) {
   constexpr int64_t kLeastElements = 65536;
   constexpr int64_t kLeastIds = 8192;
-  VisitValueType(type, [&](auto t) {
+  const ValueType given = gradients.empty() ? type : gradients[0].bags->value_type();
+  if (given != type) CheckNarrows(given, type);
+  VisitValueType(given, [&](auto t) {
     using T = decltype(t);
     using Compute = ComputeOf<T>;
+    const bool narrow = SizeOf(type) < static_cast<int64_t>(sizeof(Compute));
     std::unique_ptr<Compute[]> wide;
     Compute* sums;
-    if constexpr (std::is_same_v<T, Compute>) {
-      sums = static_cast<T*>(rows);
-    } else {
+    if (narrow) {
       wide.reset(new Compute[static_cast<size_t>(elements)]);
       sums = wide.get();
+    } else {
+      sums = static_cast<Compute*>(rows);
     }
     const Ranges ranges(elements, kLeastElements, threads);
     RunTasks(threads, ranges.count(),
@@ -136,10 +163,12 @@ void SumPlaced(const std::vector<PlacedGradient>& gradients, ValueType type, voi
       AddRange<T>(gradients[g], sums, elements, elements * piece / pieces[g],
                   elements * (piece + 1) / pieces[g]);
     });
-    if constexpr (!std::is_same_v<T, Compute>) {
-      T* const out = static_cast<T*>(rows);
+    if constexpr (std::is_same_v<Compute, float>) {
+      if (!narrow) return;
+      const auto store = BestRowConversion(type).store;
+      char* const out = static_cast<char*>(rows);
       RunTasks(threads, ranges.count(), [&](int64_t r) {
-        for (int64_t i = ranges.begin(r); i < ranges.end(r); ++i) out[i] = Element<T>::Store(sums[i]);
+        store(sums + ranges.begin(r), ranges.end(r) - ranges.begin(r), out + ranges.begin(r) * SizeOf(type));
       });
     }
   });

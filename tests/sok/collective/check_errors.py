@@ -183,13 +183,66 @@ def test_a_train_step_that_one_rank_traces_wrong_fails_on_all_and_trains_nothing
     _check_a_good_call(tables, before)
 
 
-def test_different_tables_on_one_rank_are_told(rank: int, size: int) -> None:
+#: What one rank has other than the others, and what every rank is told of rank 0 and of that one.
+DIFFERENT = {
+    "tables": ("rank 0 has 'static.*dim 2", "has only 1 table"),
+    "order": ("rank 0 has 'dynamic.*int64 keys, dim 2, float32, on all ranks, sum", "has 'static.*6 rows"),
+    "name": ("rank 0 has 'dynamic", "has 'another"),
+    "dim": ("rank 0 has 'dynamic.*dim 2", "has 'dynamic.*dim 3"),
+    "rows": ("rank 0 has 'static.*6 rows", "has 'static.*7 rows"),
+    "key dtype": ("rank 0 has 'dynamic.*int64 keys", "has 'dynamic.*int32 keys"),
+    "dtype": ("rank 0 has 'dynamic.*float32", "has 'dynamic.*float16"),
+    "mode": ("rank 0 has 'dynamic.*on all ranks", "has 'dynamic.*on rank 0"),
+    "limit": ("rank 0 has 'dynamic", "has 'dynamic.*int64 keys, at most 9 on a rank"),
+    "combiner": ("rank 0 has 'dynamic.*sum", "has 'dynamic.*mean"),
+    "admission": ("rank 0 has 'dynamic.*sum", "has 'dynamic.*0.5 of new keys admitted"),
+    "training": ("rank 0 has a training lookup", "has an inference lookup"),
+    "wire_dtype": ("rank 0 has .*travel as float32", "has .*travel as bfloat16"),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("differs", DIFFERENT)
+def test_what_one_rank_looks_up_otherwise_is_told_on_every_rank(
+    differs: str, traced: bool, rank: int, size: int, gather: Gather
+) -> None:
+    """By the hash in the exchange: none waits, and the next call works."""
     if size == 1:
         pytest.skip("for several ranks")
     tables = _tables(size)
     before = _contents(tables)
-    _, text = _raised(lambda: _look_up(tables[: 1 if rank == size - 1 else 2]))
-    assert "All ranks must look up the same tables" in text
+    mine: Any = differs if rank == size - 1 else None
+    dynamic, static = tables
+    if mine in ("name", "dim", "key dtype", "dtype", "mode", "limit", "admission"):
+        dynamic = sok.DynamicVariable(
+            3 if mine == "dim" else 2,
+            key_type=tf.int32 if mine == "key dtype" else tf.int64,
+            dtype=tf.float16 if mine == "dtype" else tf.float32,
+            name="another" if mine == "name" else tables[0].name,
+            mode="localized:0" if mine == "mode" else None,
+            filter_ratio=0.5,
+        )
+        dynamic.row_limit = 9 if mine == "limit" else -1
+    if mine == "rows":
+        static = sok.Variable(np.full([7, 2], 0.5), dtype=tf.float32, name=tables[1].name)
+    own = {"tables": [dynamic], "order": [static, dynamic]}.get(mine, [dynamic, static])
+
+    def step() -> Any:
+        return _look_up(
+            own,
+            combiners=["mean" if mine == "combiner" else "sum"] * len(own),
+            use_low_frequency_filter=mine == "admission",
+            training=mine != "training",
+            wire_dtype=tf.bfloat16 if mine == "wire_dtype" else None,
+        )
+
+    call = tf.function(step, autograph=False) if traced else step
+    for _ in range(2):  # the second time all know what the others look up, and no text comes with the keys
+        kind, text = _raised(call)
+        assert kind == "InvalidArgumentError" and "All ranks must look up the same tables" in text, text
+        of_first, of_other = DIFFERENT[differs]
+        assert re.search(f"{of_first}.*, rank {size - 1} {of_other}", text, re.DOTALL), text
+    assert gather(True) == [True] * size  # none waits
     _check_a_good_call(tables, before)
 
 

@@ -1,0 +1,28 @@
+// In what type the rows of an exchange travel.
+#pragma once
+
+#include "errors.h"
+#include "kernel.h"
+#include "table_resource.h"
+
+namespace kvtools {
+
+// By the attributes of an op whose rows are of `dtype`: what the elements of its buffer are.
+inline absl::Status ReadFlatType(tensorflow::OpKernelConstruction* ctx, tensorflow::DataType dtype,
+                                 kvtable::ValueType* type) {
+  tensorflow::DataType flat;
+  bool bfloat16_bits;
+  TF_RETURN_IF_ERROR(ReadAttrs(ctx, "Tflat", &flat, "bfloat16_bits", &bfloat16_bits));
+  if (bfloat16_bits && flat != tensorflow::DT_HALF) {
+    return errors::InvalidArgument("bits of bfloat16 are in a buffer of half, got ",
+                                   tensorflow::DataTypeString(flat));
+  }
+  if (bfloat16_bits) flat = tensorflow::DT_BFLOAT16;
+  *type = ToValueType(flat);
+  const bool narrower = dtype == tensorflow::DT_FLOAT && kvtable::SizeOf(*type) == 2;
+  if (flat == dtype || narrower) return absl::OkStatus();
+  return errors::InvalidArgument("rows of ", tensorflow::DataTypeString(dtype), " do not travel as ",
+                                 tensorflow::DataTypeString(flat));
+}
+
+}  // namespace kvtools
