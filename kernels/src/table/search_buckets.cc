@@ -30,7 +30,7 @@ void SearchBaseline(const uint64_t* keys, const Bucket* const* homes, int64_t n,
 
 #if defined(__x86_64__)
 struct MatchAvx2 {
-  KVTABLE_TARGET_AVX2 KVTABLE_ALWAYS_INLINE uint32_t operator()(uint64_t key, const Bucket* bucket) const {
+  KVTABLE_TARGET_AVX2 uint32_t operator()(uint64_t key, const Bucket* bucket) const {
     const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bucket->keys));
     const __m256i same = _mm256_cmpeq_epi64(four, _mm256_set1_epi64x(static_cast<int64_t>(key)));
     const uint32_t hits = static_cast<uint32_t>(_mm256_movemask_pd(_mm256_castsi256_pd(same))) |
@@ -40,7 +40,7 @@ struct MatchAvx2 {
   }
 };
 struct MatchAvx512 {
-  KVTABLE_TARGET_AVX512 KVTABLE_ALWAYS_INLINE uint32_t operator()(uint64_t key, const Bucket* bucket) const {
+  KVTABLE_TARGET_AVX512 uint32_t operator()(uint64_t key, const Bucket* bucket) const {
     const uint32_t hits =
         _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(bucket), _mm512_set1_epi64(static_cast<int64_t>(key)));
     const uint32_t valid = hits & ((1u << bucket->count) - 1);
