@@ -23,16 +23,17 @@ inline void StampRow(RowStamp* row, Stamp stamp) {
   row->version = stamp.version;
 }
 
-template <bool kOnlyNew, bool kHinted, class Check, class PrefetchInput, class Write>
+template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
 void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                              const Check& check, const PrefetchInput& prefetch_input, const Write& write) {
+                              const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
+                              const Write& write) {
   Shard& shard = *shards_[static_cast<size_t>(group.shard)];
   std::lock_guard<RwSpinlock> hold(shard.lock);
   check(shard);
   const int64_t row_bytes = shard.rows.row_bytes();
   const uint32_t known_rows = shard.rows.high_water();
   const auto has_hint = [&](int64_t i)
-                            KVTABLE_ALWAYS_INLINE { return kHinted && group.hints[i] < known_rows; };
+                            KVTABLE_ALWAYS_INLINE { return hint(group.positions[i]) < known_rows; };
   const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
     if (!has_hint(i)) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
   };
@@ -56,7 +57,7 @@ void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& g
     const Bucket*& on = next[static_cast<size_t>(i % kAhead)];
     on = nullptr;
     if (has_hint(i)) {
-      row = group.hints[i];
+      row = hint(group.positions[i]);
       prefetch_row(row);
     } else {
       const uint64_t key = group.keys[i];
@@ -121,7 +122,7 @@ void ShardedTable::WriteBatch(const BatchTime& time, const void* keys, int64_t n
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
     RunTasks(threads, groups.size(), [&](int64_t g) {
-      WriteGroup<false, false>(time, groups[g], existing_only, check, prefetch_input, write);
+      WriteGroup<false>(time, groups[g], existing_only, check, NoHint{}, prefetch_input, write);
     });
   });
 }
