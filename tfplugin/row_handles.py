@@ -21,11 +21,31 @@ def remember(indices: tf.Tensor, positions: tf.Tensor) -> None:
 
 
 def recall(indices: tf.Tensor) -> tf.Tensor | None:
-    """The positions tied to `indices`, or None: none were, or they are of another graph and cannot be used here."""
+    """The positions tied to `indices`, or None: none were, or they are of another graph and cannot be used here.
+
+    Where a graph joins the gradients of several lookups of one table, those of the parts are joined.
+    """
     positions = getattr(indices, _ATTRIBUTE, None)
-    if positions is None:
-        return None
     eager = isinstance(indices, tf_ops.EagerTensor)
+    if positions is None:
+        return None if eager else _of_joined(indices)
     if eager != isinstance(positions, tf_ops.EagerTensor) or (not eager and positions.graph is not indices.graph):
         return None
     return positions
+
+
+def _of_joined(indices: tf.Tensor) -> tf.Tensor | None:
+    """The positions of the tensors that `indices` is the concatenation of; None if that is not so, or none has any."""
+    if getattr(getattr(indices, "op", None), "type", None) != "ConcatV2":
+        return None
+    parts = list(indices.op.inputs)[:-1]  # the last one is the axis
+    found = [recall(part) for part in parts]
+    if all(positions is None for positions in found):
+        return None
+    return tf.concat(
+        [
+            tf.fill(tf.shape(part), tf.constant(-1, tf.int64)) if positions is None else positions
+            for part, positions in zip(parts, found, strict=True)
+        ],
+        0,
+    )

@@ -160,6 +160,25 @@ def test_positions_are_of_the_graph_that_asks(make):
     assert row_handles.recall(indices) is None
 
 
+def test_a_table_looked_up_several_times_in_a_graph_keeps_the_positions_of_all(make):
+    variable = make(dim=2)
+    pooled = tf.ragged.constant([[1, 5], [9]], tf.int64)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable.sparse_read(tf.constant([1, 2, 1], tf.int64)) ** 2)
+            loss += tf.reduce_sum(variable.sparse_read(tf.constant([[7, 2]], tf.int64)) ** 2)
+            loss += tf.reduce_sum(tf.nn.embedding_lookup_sparse(variable, pooled, None, combiner="sum") ** 2)
+        indices = tape.gradient(loss, variable).indices
+        return indices, row_handles.recall(indices)
+
+    indices, where = step()
+    known = where.numpy() >= 0
+    assert sorted(indices.numpy()[known].tolist()) == [1, 1, 2, 2, 7] and len(known) == 8
+    assert where.numpy()[known].tolist() == _found(variable, tf.boolean_mask(indices, known))
+
+
 def test_lookups_that_no_update_follows_remember_nothing(make):
     frozen, trained = make(name="a", trainable=False), make(name="b")
 

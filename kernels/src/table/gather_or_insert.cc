@@ -138,8 +138,8 @@ void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroups::Group&
   std::unordered_set<uint32_t> reused;
   int64_t born = 0;
   // A row that is there already is only read.
-  WriteGroup<true, false>(
-      time, group, false, [&](const Shard& shard) { first_new = shard.rows.high_water(); },
+  WriteGroup<true>(
+      time, group, false, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
       [&](int64_t i) KVTABLE_ALWAYS_INLINE {
         PrefetchRow<kAnyBytes, true>(out.rows + out.PlaceOf(i) * value_bytes_, value_bytes_);
       },

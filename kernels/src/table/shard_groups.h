@@ -23,7 +23,7 @@ class ShardGroups {
     const uint64_t* keys;
     const uint32_t* positions;
     int64_t count;
-    const uint32_t* hints;
+    const uint32_t* hints = nullptr;
   };
 
   // Takes keys[subset[i]] for i in [0, n), or keys[i] where `subset` is null. n is below 2^32. `seen_at` is null, or

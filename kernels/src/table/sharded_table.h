@@ -210,6 +210,11 @@ class ShardedTable : public Table, public RowsInPlace {
     return shard.layout->At(column.column, column.width, column.generation);
   }
 
+  // For WriteGroup: nothing is known of where rows are.
+  struct NoHint {
+    KVTABLE_ALWAYS_INLINE uint32_t operator()(int64_t) const { return BucketIndex::kNoRow; }
+  };
+
   // In read_range.h.
   // Looks up keys[begin, end) block by block: check(shard) once for each shard of a block, which may throw;
   // locate(i, number of shard, shard, row) -> pointer for each key that has a row; then prefetch(shard, pointer)
@@ -241,17 +246,20 @@ class ShardedTable : public Table, public RowsInPlace {
   void ForGroups(const ShardGroups& groups, ParallelFor& threads, const Write& write);
   // Finds or makes the row of each key of a group, under the shard's exclusive lock: check(shard) first,
   // which may throw; prefetch_input(i) some steps ahead; write(shard, row, key, i, is_new) in the order of
-  // the batch. With kHinted the group has hints. With `existing_only` keys without a row are left out, and the
-  // padding key is always. A row that has expired is none: it is made anew.
+  // the batch. hint(i) is the number of the row where key i was seen last, or kNoRow. With `existing_only`
+  // keys without a row are left out, and the padding key is always. A row that has
+  // expired is none: it is made anew.
   // The shard is told of each row before it is written; with kOnlyNew, of new ones, for others are only read.
   // Lets lookups in that wait for the shard, now and then, but with kOnlyNew: then check(shard) comes again.
-  template <bool kOnlyNew, bool kHinted, class Check, class PrefetchInput, class Write>
+  template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
   void WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                  const Check& check, const PrefetchInput& prefetch_input, const Write& write);
+                  const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
+                  const Write& write);
   // Its first keys, under one lock: how many it came to.
-  template <bool kOnlyNew, bool kHinted, class Check, class PrefetchInput, class Write>
+  template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
   int64_t WriteTurn(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                    const Check& check, const PrefetchInput& prefetch_input, const Write& write);
+                    const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
+                    const Write& write);
   template <class Check, class PrefetchInput, class Write>
   void WriteBatch(const BatchTime& time, const void* keys, int64_t n, bool existing_only,
                   ParallelFor& threads, const Check& check, const PrefetchInput& prefetch_input,

@@ -60,16 +60,9 @@ ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::G
   }
   if (distinct == 0) return counts;
 
-  ShardGroups::Group each = group;
-  each.positions = first.data();
-  each.count = distinct;
   Scratch<uint64_t> keys(distinct == n ? 0 : distinct);
-  Scratch<uint32_t> hints(distinct == n || group.hints == nullptr ? 0 : distinct);
   if (distinct != n) {
     for (uint32_t u = 0; u < distinct; ++u) keys[u] = group.keys[first[u]];
-    each.keys = keys.data();
-    for (uint32_t u = 0; group.hints != nullptr && u < distinct; ++u) hints[u] = group.hints[first[u]];
-    if (group.hints != nullptr) each.hints = hints.data();
   }
 
   Scratch<uint64_t> scratch(updater.scratch_bytes() / 8 + 1);
@@ -95,10 +88,13 @@ ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::G
     StampRow(shard.rows.StampOf(row), stamp);
     ++counts.updated;
   };
-  if (each.hints == nullptr) {
-    WriteGroup<false, false>(time, each, stamp.existing_only, prepare, prefetch_input, write);
+  const ShardGroups::Group each{group.shard, distinct == n ? group.keys : keys.data(), first.data(),
+                                distinct};
+  if (group.hints == nullptr) {
+    WriteGroup<false>(time, each, stamp.existing_only, prepare, NoHint{}, prefetch_input, write);
   } else {
-    WriteGroup<false, true>(time, each, stamp.existing_only, prepare, prefetch_input, write);
+    const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE { return group.hints[i]; };
+    WriteGroup<false>(time, each, stamp.existing_only, prepare, hint, prefetch_input, write);
   }
   return counts;
 }

@@ -53,26 +53,28 @@ void ShardedTable::ForGroups(const ShardGroups& groups, ParallelFor& threads, co
   RunTasks(threads, count, [&](int64_t) { write(groups[take()]); });
 }
 
-template <bool kOnlyNew, bool kHinted, class Check, class PrefetchInput, class Write>
+template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
 void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                              const Check& check, const PrefetchInput& prefetch_input, const Write& write) {
+                              const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
+                              const Write& write) {
   for (int64_t begin = 0; begin < group.count;) {
     const ShardGroups::Group rest{group.shard, group.keys + begin, group.positions + begin,
-                                  group.count - begin, kHinted ? group.hints + begin : nullptr};
-    begin += WriteTurn<kOnlyNew, kHinted>(time, rest, existing_only, check, prefetch_input, write);
+                                  group.count - begin};
+    begin += WriteTurn<kOnlyNew>(time, rest, existing_only, check, hint, prefetch_input, write);
   }
 }
 
-template <bool kOnlyNew, bool kHinted, class Check, class PrefetchInput, class Write>
+template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
 int64_t ShardedTable::WriteTurn(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                                const Check& check, const PrefetchInput& prefetch_input, const Write& write) {
+                                const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
+                                const Write& write) {
   Shard& shard = *shards_[static_cast<size_t>(group.shard)];
   std::lock_guard<ShardLock> hold(shard.lock);
   check(shard);
   const int64_t row_bytes = shard.rows.row_bytes();
   const uint32_t known_rows = shard.rows.high_water();
   const auto has_hint = [&](int64_t i)
-                            KVTABLE_ALWAYS_INLINE { return kHinted && group.hints[i] < known_rows; };
+                            KVTABLE_ALWAYS_INLINE { return hint(group.positions[i]) < known_rows; };
   const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
     if (!has_hint(i)) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
   };
@@ -96,7 +98,7 @@ int64_t ShardedTable::WriteTurn(const BatchTime& time, const ShardGroups::Group&
     const Bucket*& on = next[static_cast<size_t>(i % kAhead)];
     on = nullptr;
     if (has_hint(i)) {
-      row = group.hints[i];
+      row = hint(group.positions[i]);
       prefetch_row(row);
     } else {
       const uint64_t key = group.keys[i];
@@ -163,7 +165,7 @@ void ShardedTable::WriteBatch(const BatchTime& time, const void* keys, int64_t n
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
     ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
-      WriteGroup<false, false>(time, group, existing_only, check, prefetch_input, write);
+      WriteGroup<false>(time, group, existing_only, check, NoHint{}, prefetch_input, write);
     });
   });
 }
