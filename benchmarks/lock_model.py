@@ -305,14 +305,18 @@ class Seats(Table):
         """Read the word in which writers keep shards: fetched, if one has written it since."""
         return self.costs.own_line if self.kept_line.owner == thread.number else self.costs.line
 
-    def _read(self, shards: list[int], work: float) -> Script:
+    def _read(self, thread: Thread, shards: list[int], keys: float) -> Script:
         for shard in shards:
             self.reading[shard] += 1
-        yield work
+        yield self.costs.read * keys
+        thread.done += keys
         for shard in shards:
             self.reading[shard] -= 1
             keeper = self.keeper[shard]
-            if keeper is not None and self.reading[shard] == 0:
+            if keeper is None:
+                continue
+            thread.slice_end = self.machine.now  # leaves the processor to others, if there are any
+            if self.reading[shard] == 0:
                 self.keeper[shard] = None
                 self.machine.wake(keeper)
 
@@ -328,11 +332,10 @@ class Seats(Table):
                 for shard in range(load.shards):
                     if self.kept[shard]:
                         put_off[shard] += keys / load.shards
-                yield from self._read(free, costs.read * keys * len(free) / load.shards)
+                yield from self._read(thread, free, keys * len(free) / load.shards)
                 if sum(put_off) > costs.block:
                     yield from self._read_put_off(thread, put_off)
             yield from self._read_put_off(thread, put_off)
-            thread.done += load.read_batch
 
     def _read_put_off(self, thread: Thread, put_off: list[float]) -> Script:
         while any(put_off):
@@ -340,7 +343,7 @@ class Seats(Table):
             left = [shard for shard, keys in enumerate(put_off) if keys]
             free = [shard for shard in left if not self.kept[shard]]
             if free:
-                yield from self._read(free, self.costs.read * sum(put_off[shard] for shard in free))
+                yield from self._read(thread, free, sum(put_off[shard] for shard in free))
                 for shard in free:
                     put_off[shard] = 0.0
                 continue
@@ -352,6 +355,7 @@ class Seats(Table):
             else:
                 lock.readers += 1
             yield self.costs.read * put_off[left[0]]
+            thread.done += put_off[left[0]]
             put_off[left[0]] = 0.0
             yield self.touch(lock.line, thread)
             self._unlock_shared(lock)
@@ -402,7 +406,7 @@ def simulate(load: Load, costs: Costs, kind: type[Table], milliseconds: float = 
         thread.script = table.reader(thread) if number < load.readers else table.writer(thread)
         threads.append(thread)
         machine.at(float(rng.uniform(0, 2e5)), lambda thread=thread: machine.start(thread))  # type: ignore[misc]
-    warm = 0.2 * milliseconds * 1e6
+    warm = 3e5 + 0.2 * milliseconds * 1e6
     machine.run(warm)
     before = [thread.done for thread in threads]
     waits = machine.waits
@@ -437,7 +441,7 @@ def measured_costs(measured: dict[str, Any], shards: int, busy: int) -> Costs:
     )
 
 
-def validate(measured: dict[str, Any], processors: int = 2) -> list[dict[str, Any]]:
+def validate(measured: dict[str, Any], processors: int = 2, milliseconds: float = 200.0) -> list[dict[str, Any]]:
     """What was measured of each point, and what the model says of it."""
     rows = []
     for point in measured["points"]:
@@ -451,13 +455,15 @@ def validate(measured: dict[str, Any], processors: int = 2) -> list[dict[str, An
             batch=measured["batch"],
             read_batch=measured["read_batch"],
         )
-        says = simulate(load, costs, Seats, 200.0)
+        says = simulate(load, costs, Seats, milliseconds)
         row = {name: point[name] for name in ("shards", "readers", "writers", "reads", "writes")}
         rows.append({**row, "model_reads": says.reads, "model_writes": says.writes})
     return rows
 
 
-def predict(costs: Costs, processors: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> list[dict[str, Any]]:
+def predict(
+    costs: Costs, processors: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64), milliseconds: float = 20.0
+) -> list[dict[str, Any]]:
     """What the model says of machines with as many threads as processors: shares of what threads would do that share no
     table. `zipf`: the steps' ids follow a Zipf law.
     """
@@ -473,7 +479,7 @@ def predict(costs: Costs, processors: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
                 load = Load(cpus, readers, writers, shards, shares=shares)
                 row: dict[str, Any] = {"processors": cpus, "shards": shards, "load": name, "ids": ids}
                 for kind in (CountedLocks, Seats):
-                    says = simulate(load, costs, kind, 20.0)
+                    says = simulate(load, costs, kind, milliseconds)
                     row[kind.__name__] = {
                         "reads": says.reads * costs.read / 1e3 / readers if readers else None,
                         "writes": says.writes * (costs.write + costs.group) / 1e3 / writers if writers else None,

@@ -78,6 +78,9 @@ GROUPS = {
 }
 
 
+LOCKS = "Many threads on one table"
+
+
 def case_result(case: Case, sides: dict[str, Any], bandwidth: float | None) -> dict[str, Any]:
     """What goes into the JSON for one case: its parameters, its sides' seconds, ratios, and the floor."""
     ratios = []
@@ -123,21 +126,23 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(f"- {library}: " + ", ".join(f"{name} {number}" for name, number in versions.items()))
     lines += [f"- left out: {note}" for note in result["left_out"]]
     lines += ["", "Medians over the rounds; a ratio is the median of the ratios within a round. Method: `../NOTES.md`."]
-    lines += _targets(result["cases"])
+    lines += _targets(result["cases"], result.get("locks", {}).get("ratios", []))
     for group in dict.fromkeys(case["group"] for case in result["cases"]):
         lines += _group(group, [case for case in result["cases"] if case["group"] == group])
     for name, heading in (("table_engine", "Table engine (C++, 2 threads)"), ("command_line", "Command line")):
         if name in result:
             lines += ["", f"## {heading}", "", "| figure | value |", "|---|---|"]
             lines += [f"| {figure.replace('_', ' ')} | {value:.4g} |" for figure, value in result[name].items()]
+    if "locks" in result:
+        lines += ["", f"## {LOCKS}", "", result["locks"]["page"].rstrip()]
     return "\n".join(lines) + "\n"
 
 
-def _targets(cases: list[dict[str, Any]]) -> list[str]:
+def _targets(cases: list[dict[str, Any]], locks: list[dict[str, Any]]) -> list[str]:
     """Everything that has a target, in one table."""
     rows = []
-    for case in cases:
-        heading = GROUPS[case["group"]][0]
+    of_locks = {"title": "lookups, dim 16", "ratios": locks}
+    for heading, case in [*((GROUPS[case["group"]][0], case) for case in cases), (LOCKS, of_locks)]:
         judged = [(f"{entry['of']} / {entry['to']}", entry["ratio"], entry) for entry in case["ratios"]]
         if "floor" in case:
             judged.append(("kv / memory floor", case["floor"]["share"], case["floor"]))

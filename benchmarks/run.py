@@ -32,6 +32,7 @@ import report
 from cases.case import SIZES, Case, Size
 from command_line import command_line
 from engine import table_engine
+from locks import locks
 from machine import file_name, machine
 from peers import tfra
 from turns import KEEP_MEMORY, WorkerError, Workers, measure, workers
@@ -48,7 +49,11 @@ SIDE_BY_SIDE: dict[str, Callable[[Size], list[Case]]] = {
     "small": cases.small_batch.cases,
     "scaling": cases.scaling.cases,
 }
-ALONE: dict[str, Callable[[int], dict[str, float]]] = {"engine": table_engine, "command_line": command_line}
+ALONE: dict[str, Callable[[int], dict[str, Any]]] = {
+    "engine": table_engine,
+    "locks": locks,
+    "command_line": command_line,
+}
 #: On a log that is written for them.
 ON_A_LOG: dict[str, Callable[[Size, Path], list[Case]]] = {"ctr": cases.ctr.cases, "keras": cases.keras_fit.cases}
 KINDS = (*SIDE_BY_SIDE, *ON_A_LOG, *ALONE)

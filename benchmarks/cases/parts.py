@@ -5,7 +5,7 @@ from __future__ import annotations
 from cases.case import Case, Comparison, Side, Size
 
 PARTS = 5
-SHARE = 0.8
+SHARE = 0.95
 
 
 def cases(size: Size) -> list[Case]:

@@ -419,14 +419,14 @@ void LookupsWithoutASeatReadAsWell() {
     taken.push_back(seat);
   }
   CHECK(got == 0 && taken.size() >= 8);
-  for (ReadSeats::Seat* const seat : taken) ReadSeats::Leave(seat);
+  for (ReadSeats::Seat* const seat : taken) seats.Leave(seat);
   ShardLock lock(&seats, 0);
   lock.lock();
   CHECK(seats.Take(0b1, &got) == nullptr && got == 0);
   ReadSeats::Seat* const seat = seats.Take(0b111, &got);
   CHECK(seat != nullptr && got == 0b110);
   lock.unlock();
-  ReadSeats::Leave(seat);
+  seats.Leave(seat);
   CHECK(lock.try_lock_shared() && lock.waits() == 0);
   lock.unlock_shared();
 }

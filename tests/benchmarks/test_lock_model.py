@@ -16,9 +16,9 @@ def costs(model):
     return model.Costs(read=30.0, write=60.0, group=10.0)
 
 
-def run(model, costs, kind, processors, readers, writers, shards=8, **more):
+def run(model, costs, kind, processors, readers, writers, shards=8, milliseconds=20.0, **more):
     load = model.Load(processors, readers, writers, shards, **more)
-    return model.simulate(load, costs, getattr(model, kind), 50.0)
+    return model.simulate(load, costs, getattr(model, kind), milliseconds)
 
 
 def test_examples(model):
@@ -42,9 +42,9 @@ def test_threads_beyond_the_processors_add_nothing(model, costs, kind):
 def test_a_line_is_written_by_one_processor_at_a_time(model, costs):
     # Blocks of no work: 16 processors do nothing but count themselves in one lock, twice a block.
     nothing = replace(costs, read=0.0, line=100.0, own_line=1.0, abreast=1)
-    alone = run(model, nothing, "CountedLocks", 1, 1, 0, shards=1).reads
-    together = run(model, nothing, "CountedLocks", 16, 16, 0, shards=1).reads
-    assert alone == pytest.approx(2048 / 2 * 1e3, rel=0.05)
+    alone = run(model, nothing, "CountedLocks", 1, 1, 0, shards=1, milliseconds=0.1).reads
+    together = run(model, nothing, "CountedLocks", 16, 16, 0, shards=1, milliseconds=0.5).reads
+    assert alone == pytest.approx(2048 / 2 * 1e3, rel=0.1)
     assert together == pytest.approx(2048 / 200 * 1e3, rel=0.1)
 
 
@@ -77,10 +77,10 @@ def test_the_page_has_what_was_measured_beside_the_word_of_the_model(model):
     measured = {"line_transfer_ns": 75, "own_line_ns": 5, "batch": 65536, "read_batch": 65536}
     measured["points"] = [point(*threads) for threads in model.VALIDATED]
     costs = model.measured_costs(measured, 8, 1)
-    validated = model.validate(measured)
+    validated = model.validate(measured, milliseconds=20.0)
     assert [(row["readers"], row["writers"]) for row in validated] == list(model.VALIDATED)
     assert validated[2]["model_reads"] == pytest.approx(66, rel=0.1)
-    page = model.markdown(validated, model.predict(costs, (1, 4)), costs)
+    page = model.markdown(validated, model.predict(costs, (1, 4), milliseconds=1.0), costs)
     assert "A model's word, not measured" in page
     for block in page.split("\n\n"):
         if block.startswith("|"):

@@ -28,7 +28,9 @@ void ShardedTable::Gather(const void* keys, int64_t n, const RowsOut& out, Missi
                  " default rows; expected at least one.");
   }
   const BatchTime time = ages_.Begin();
-  const std::shared_ptr<const InitialValue> init = initial();
+  // Asked for where it is needed only: small lookups from many threads would meet at its mutex.
+  std::shared_ptr<const InitialValue> init;
+  std::once_flag asked;
   const char* const default_rows = static_cast<const char*>(defaults);
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
@@ -40,6 +42,7 @@ void ShardedTable::Gather(const void* keys, int64_t n, const RowsOut& out, Missi
           std::memset(to, 0, static_cast<size_t>(value_bytes_));
           break;
         case Missing::kInitial:
+          std::call_once(asked, [&] { init = initial(); });
           init->Fill(WidenKey(typed[i]), to);
           break;
         case Missing::kDefault:

@@ -35,7 +35,6 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
   if (insertion.admitter != nullptr) admitted.emplace(insertion.admitter);
   const BatchTime time = ages_.Begin();
   const Stamp stamp = ages_.StampAt(time, insertion.stamp);
-  const std::shared_ptr<const InitialValue> init = initial();
   if (insertion.inserted != nullptr) std::memset(insertion.inserted, 0, static_cast<size_t>(n));
   looked_up_.fetch_add(n, std::memory_order_relaxed);
   VisitKeyType(key_type_, [&](auto k) {
@@ -67,8 +66,10 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
       std::memmove(misses.data() + total, misses.data() + ranges.begin(r), static_cast<size_t>(count) * 4);
       total += count;
     }
-    Scratch<uint32_t> first(admitted && total > 0 ? static_cast<size_t>(n) : 0);
-    if (total > 0 && (!admits_all || padding_key_)) {
+    if (total == 0) return;
+    const std::shared_ptr<const InitialValue> init = initial();
+    Scratch<uint32_t> first(admitted ? static_cast<size_t>(n) : 0);
+    if (!admits_all || padding_key_) {
       const int64_t missing = total;
       total = KeepAdmitted(typed, misses.data(), total, out, insertion, *init,
                            admitted ? &*admitted : nullptr, first.data(), threads);

@@ -9,6 +9,7 @@
 #include "base/always_inline.h"
 #include "base/hash.h"
 #include "memory/copy_rows.h"
+#include "table/block_hold.h"
 #include "table/check_batch.h"
 #include "table/sharded_table.h"
 #include "threads/run_tasks.h"
@@ -21,39 +22,6 @@ inline constexpr int64_t kRowsAhead = 32;  // rows of a lookup asked for before 
 inline constexpr int64_t kLeastKeysPerTask = 2048;  // of a lookup
 
 inline constexpr auto kToTheEnd = [](int64_t) { return true; };
-
-// What a block may read of the shards that it wants: those that no writer has, which it keeps until it is done. It never
-// waits with a shard in hand. Where it `waits` and gets none, it waits for one, and has that one.
-class BlockHold {
- public:
-  BlockHold(ReadSeats* seats, const std::vector<std::unique_ptr<Shard>>& all, uint64_t wanted, bool waits)
-      : all_(all), seat_(seats->Take(wanted, &shards_)) {
-    if (seat_ != nullptr) return;
-    for (uint64_t left = wanted; left != 0; left &= left - 1) {
-      if (At(left).lock.try_lock_shared()) shards_ |= left & -left;
-    }
-    if (shards_ != 0 || !waits) return;
-    At(wanted).lock.lock_shared();
-    shards_ = wanted & -wanted;
-  }
-  ~BlockHold() {
-    if (seat_ != nullptr) {
-      ReadSeats::Leave(seat_);
-      return;
-    }
-    for (uint64_t left = shards_; left != 0; left &= left - 1) At(left).lock.unlock_shared();
-  }
-  BlockHold(const BlockHold&) = delete;
-  BlockHold& operator=(const BlockHold&) = delete;
-
-  uint64_t shards() const { return shards_; }
-
- private:
-  const Shard& At(uint64_t left) const { return *all_[static_cast<size_t>(__builtin_ctzll(left))]; }
-  const std::vector<std::unique_ptr<Shard>>& all_;
-  uint64_t shards_ = 0;
-  ReadSeats::Seat* const seat_;
-};
 
 // Where the keys of a block are searched. homes[i] is the hash of key i, and from Begin on its home bucket.
 // Of one table: with the shard in the bits that alignment leaves.
@@ -208,24 +176,26 @@ int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t 
     }
     ReadHeld(time, keys, ListedKeys{begin, picked.data()}, held, places, locate, prefetch, visit);
   };
-  const auto read_put_off = [&] {
-    while (waiting > 0) {
+  // Until no more than `most` wait: those first that were put off first, for writers may have gone on since.
+  const auto read_put_off = [&](int64_t most) {
+    while (waiting > most) {
       std::array<uint32_t, kBlock> list;
       const int64_t count = std::min(waiting, kBlock);
+      std::copy_n(put_off.data(), count, list.data());
+      std::copy(put_off.data() + count, put_off.data() + waiting, put_off.data());
       waiting -= count;
-      std::copy_n(put_off.data() + waiting, count, list.data());
       read_block(ListedKeys{begin, list.data()}, count, true);
     }
   };
   int64_t at = begin;
   while (at < end) {
-    if (waiting > 7 * kBlock) read_put_off();
+    if (waiting > 7 * kBlock) read_put_off(4 * kBlock);
     const int64_t count = std::min(kBlock, end - at);
     read_block(ConsecutiveKeys{at}, count, false);
     at += count;
     if (!go_on(at)) break;
   }
-  read_put_off();
+  read_put_off(0);
   return at;
 }
 

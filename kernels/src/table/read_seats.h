@@ -44,7 +44,12 @@ class ReadSeats {
     *got = 0;
     return nullptr;
   }
-  static void Leave(Seat* seat) { seat->shards.store(0, std::memory_order_release); }
+  void Leave(Seat* seat) {
+    const uint64_t shards = seat->shards.load(std::memory_order_relaxed);
+    seat->shards.store(0, std::memory_order_release);
+    // A writer waits for one of them. Where threads outnumber CPUs, it may be waiting for this CPU, too.
+    if ((kept_.load(std::memory_order_relaxed) & shards) != 0) sched_yield();
+  }
 
   // For a writer: keeps readers off a shard, and waits for those that are at it. Whether it had to wait.
   bool Keep(uint64_t shard) {
