@@ -24,6 +24,12 @@ GROUPS = {
         "step.",
         "rows",
     ),
+    "half": (
+        "Rows of 16 bits",
+        "The training step above with unique ids, its loss in float32; updates of float16 and bfloat16 rows are "
+        "rounded stochastically. Million rows a second.",
+        "rows",
+    ),
     "parts": ("Parts on one device", "Million rows a second.", "rows"),
     "pooled": (
         "Pooled lookups",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import cases.ctr
+import cases.half
 import cases.keras_fit
 import cases.lookup
 import cases.parts
@@ -44,6 +45,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SIDE_BY_SIDE: dict[str, Callable[[Size], list[Case]]] = {
     "lookup": cases.lookup.cases,
     "train": cases.train.cases,
+    "half": cases.half.cases,
     "parts": cases.parts.cases,
     "pooled": cases.pooled.cases,
     "small": cases.small_batch.cases,

@@ -26,6 +26,14 @@ class Library(dense.Library):
         partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
         return tf.get_kv_variable(name, dim, initializer=initializer, partitioner=partitioner)
 
+    def half_table(self, name: str, dim: int, initializer: Any, dtype: str) -> Any:
+        """The same with rows of 16-bit numbers."""
+        return tf.get_kv_variable(name, dim, value_dtype=tf.as_dtype(dtype), initializer=initializer)
+
+    def stochastic(self, optimizer: v1.train.Optimizer) -> Any:
+        """The optimizer, with updates of 16-bit rows rounded stochastically."""
+        return tfplugin.OptimizerWrapper(optimizer, stochastic_rounding=True)
+
     def ids(self, ids: tf.Tensor, rows: int) -> tf.Tensor:
         """Any int64 is a key."""
         return ids

@@ -1,7 +1,8 @@
 """A whole training step in graph mode: look up, gradient of the sum of squares, apply. One `Session.run`.
 
-case: optimizer (of OPTIMIZERS), rows, dim, batch, ids (how they are drawn), batches, parts. The ids are fed, 8 bytes
-each, which is the same on all sides and part of the time; the loss is not fetched.
+case: optimizer (of OPTIMIZERS), rows, dim, batch, ids (how they are drawn), batches, parts, and dtype where it is not
+float32 but one of 16 bits: updates are then rounded stochastically, and the loss is computed in float32. The ids are
+fed, 8 bytes each, which is the same on all sides and part of the time; the loss is not fetched.
 """
 
 from __future__ import annotations
@@ -31,11 +32,17 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
     """Fills a table with 0.5, takes one step per batch, and yields the step."""
     batches = id_batches.batches(case["ids"], case["rows"], case["batch"], case["batches"])
     with tf.Graph().as_default() as graph:
-        table = library.table("table", case["rows"], case["dim"], 0.5, case["parts"])
+        if "dtype" in case:
+            table = library.half_table("table", case["dim"], 0.5, case["dtype"])
+        else:
+            table = library.table("table", case["rows"], case["dim"], 0.5, case["parts"])
         ids = v1.placeholder(tf.int64, [None])
         rows = library.trainable_lookup(table, ids, unique=case["ids"] == "unique")
         optimizer = library.optimizer(OPTIMIZERS[case["optimizer"]]())
-        train = optimizer.minimize(2 * tf.nn.l2_loss(rows))  # the sum of squares; its gradient is one op
+        if "dtype" in case:
+            optimizer = library.stochastic(optimizer)
+        wide = tf.cast(rows, tf.float32)
+        train = optimizer.minimize(2 * tf.nn.l2_loss(wide))  # the sum of squares; its gradient is one op
         after = library.lookup(table, ids, training=True)
         initializer = v1.global_variables_initializer()
         filler = Filler(library, [table])
@@ -44,7 +51,7 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
         filler.run(session, case["rows"])
         step = session.make_callable(train, [ids])
         step(batches[0])
-        check = np.mean(session.run(after, {ids: batches[0]}), dtype=np.float64)
+        check = np.mean(session.run(after, {ids: batches[0]}).astype(np.float64))
         for batch in batches[1:]:
             step(batch)
         turn = itertools.cycle(batches)

@@ -1,10 +1,15 @@
-// Every 16-bit pattern survives a round trip, and rounding goes to the nearest, ties to even.
+// Every 16-bit pattern survives a round trip, rounding goes to the nearest, ties to even, and rows are rounded
+// stochastically as their elements one by one.
 #include "values/float16.h"
 
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "check.h"
+#include "values/random.h"
+#include "values/row_conversion.h"
+#include "values/stochastic_rounding.h"
 
 namespace kvtable {
 namespace {
@@ -51,6 +56,35 @@ void OutOfRangeGoesToInfinity() {
   CHECK(ToBFloat16(3.4e38f).bits == 0x7f80);
 }
 
+// Whatever instructions the CPU has, for numbers of every size, exact ones and those beside and between them, and for rows
+// that fill vectors or not.
+template <class T>
+void RowsAreRoundedAsTheirElements(ValueType type) {
+  std::vector<float> numbers;
+  for (uint32_t bits = 0; bits <= 0xffff; ++bits) {
+    for (const uint32_t low : {0x0u, 0x1u, 0x0fffu, 0x1000u, 0x2001u, 0x7fffu, 0x8000u, 0xffffu}) {
+      numbers.push_back(FloatOf(bits << 16 | low));
+    }
+    const float half = ToFloat(Float16{static_cast<uint16_t>(bits)});
+    numbers.push_back(FloatOf(BitsOf(half) + static_cast<uint32_t>(Mix64(bits) % 8192)));
+  }
+  const RowConversion conversion = BestRowConversion(type);
+  for (const int64_t dim : {1, 7, 16, 31, 64, 100, 200}) {
+    std::vector<T> row(static_cast<size_t>(dim) + 1);
+    for (size_t i = 0; i + static_cast<size_t>(dim) <= numbers.size(); i += static_cast<size_t>(dim)) {
+      const uint64_t stream = Mix64(i);
+      const uint64_t first_word = i % 5;
+      row.back().bits = 0x1234;
+      conversion.store_stochastically(&numbers[i], dim, stream, first_word, row.data());
+      for (size_t j = 0; j < static_cast<size_t>(dim); ++j) {
+        const uint32_t random = static_cast<uint32_t>(RandomWord(stream, first_word + j / 2) >> (j % 2 * 32));
+        CHECK(row[j].bits == StoreStochastically<T>(numbers[i + j], random).bits);
+      }
+      CHECK(row.back().bits == 0x1234);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvtable
 
@@ -58,5 +92,7 @@ int main() {
   kvtable::EveryPatternSurvivesARoundTrip();
   kvtable::MiddlesGoToEven();
   kvtable::OutOfRangeGoesToInfinity();
+  kvtable::RowsAreRoundedAsTheirElements<kvtable::Float16>(kvtable::ValueType::kFloat16);
+  kvtable::RowsAreRoundedAsTheirElements<kvtable::BFloat16>(kvtable::ValueType::kBFloat16);
   return 0;
 }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ONE_TABLE = ["lookup", "train", "parts", "pooled", "small", "ctr", "keras"]
+ONE_TABLE = ["lookup", "train", "half", "parts", "pooled", "small", "ctr", "keras"]
 
 
 @pytest.fixture(scope="module")

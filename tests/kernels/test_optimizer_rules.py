@@ -74,6 +74,15 @@ for name, changes in CASES:
                 apply_to_arrays(name, columns, gradient, given, stochastic_rounding=t == 2, seed=t)
             for column in columns:
                 digest.update(column.tobytes())
+# Numbers of every size and both signs.
+for dtype in (np.float16, ml_dtypes.bfloat16):
+    every = np.arange(2**16, dtype=np.uint16).view(dtype).reshape(-1, 64)
+    every[np.isnan(every)] = 1
+    gradient = every * rng.uniform(-1, 1, every.shape).astype(dtype)
+    for t in range(3):
+        column = every.copy()
+        apply_to_arrays("sgd", [column], gradient, {"learning_rate": 0.01}, stochastic_rounding=True, seed=t)
+        digest.update(column.tobytes())
 print(digest.hexdigest())
 """
 

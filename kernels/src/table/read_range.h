@@ -17,8 +17,9 @@
 
 namespace kvtable {
 
-inline constexpr int64_t kBlock = 512;     // keys of a lookup under one set of locks: what writers wait for
-inline constexpr int64_t kRowsAhead = 32;  // rows of a lookup asked for before the one being copied
+inline constexpr int64_t kBlock = 512;      // keys of a lookup under one set of locks: what writers wait for
+inline constexpr int64_t kRowsAhead = 32;   // rows of a lookup asked for before the one being copied
+inline constexpr int64_t kOutputAhead = 4;  // rows of the output asked for before the one being written
 inline constexpr int64_t kLeastKeysPerTask = 2048;  // of a lookup
 
 inline constexpr auto kToTheEnd = [](int64_t) { return true; };
@@ -227,7 +228,7 @@ int64_t ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t
         [&out, bytes](int64_t i, size_t number, const Shard& shard, uint32_t row)
             KVTABLE_ALWAYS_INLINE -> const char* {
               const int64_t place = out.PlaceOf(i);
-              // Rows written one behind the other are foreseen by the hardware, scattered ones are not.
+              // Scattered: the hardware foresees nothing of it.
               if (out.where != nullptr) PrefetchRow<kBytes, true>(out.rows + place * bytes, bytes);
               if (out.positions != nullptr) out.positions[place] = uint64_t{number} << 32 | row;
               return shard.rows.Row(row);
@@ -236,6 +237,11 @@ int64_t ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t
         [&](int64_t i, const Shard&, const char* row) {
           if (found != nullptr) found[i] = row != nullptr;
           const int64_t place = out.PlaceOf(i);
+          // One behind the other: the hardware foresees where they go, but not early enough to have the lines
+          // for writing when the copy comes.
+          if (out.where == nullptr && i + kOutputAhead < end) {
+            PrefetchRow<kBytes, true>(out.rows + (i + kOutputAhead) * bytes, bytes);
+          }
           if (row != nullptr) {
             CopyRow<kBytes>(out.rows + place * bytes, row, bytes);
           } else {

@@ -95,15 +95,13 @@ RowUpdater::RowUpdater(const Update& update, ValueType value_type, int64_t dim)
   if (value_type == ValueType::kFloat16 || value_type == ValueType::kBFloat16) {
     columns_ = 1 + update.optimizer->slots.size();
     conversion_ = BestRowConversion(value_type);
-    scratch_bytes_ = columns_ * static_cast<size_t>(dim_) * sizeof(float) +
-                     static_cast<size_t>(RandomWords()) * sizeof(uint64_t);
+    scratch_bytes_ = columns_ * static_cast<size_t>(dim_) * sizeof(float);
   }
 }
 
 bool RowUpdater::UpdateConverted(void* const* columns, const void* gradient, uint64_t key,
                                  void* scratch) const {
   float* const values = static_cast<float*>(scratch);
-  uint32_t* const random = reinterpret_cast<uint32_t*>(values + static_cast<int64_t>(columns_) * dim_);
   void* typed[kMostColumns];
   for (size_t c = 0; c < columns_; ++c) {
     float* const to = values + static_cast<int64_t>(c) * dim_;
@@ -111,21 +109,18 @@ bool RowUpdater::UpdateConverted(void* const* columns, const void* gradient, uin
     typed[c] = to;
   }
   const bool zeroed = function_(*this, typed, gradient);
+  if (!stochastic_rounding_) {
+    for (size_t c = 0; c < columns_; ++c) {
+      conversion_.store(static_cast<const float*>(typed[c]), dim_, columns[c]);
+    }
+    return zeroed;
+  }
   // Apart from the streams that initial values are drawn from.
   const uint64_t stream = RandomStream(Mix64(seed_), ~key);
+  const uint64_t words = static_cast<uint64_t>(dim_ + 1) / 2;  // of a column, 32 bits for each element
   for (size_t c = 0; c < columns_; ++c) {
-    const float* const from = static_cast<const float*>(typed[c]);
-    if (!stochastic_rounding_) {
-      conversion_.store(from, dim_, columns[c]);
-      continue;
-    }
-    for (int64_t i = 0; i < RandomWords(); ++i) {
-      const uint64_t word =
-          RandomWord(stream, static_cast<uint64_t>(static_cast<int64_t>(c) * RandomWords() + i));
-      random[2 * i] = static_cast<uint32_t>(word);
-      random[2 * i + 1] = static_cast<uint32_t>(word >> 32);
-    }
-    conversion_.store_stochastically(from, dim_, random, columns[c]);
+    conversion_.store_stochastically(static_cast<const float*>(typed[c]), dim_, stream, c * words,
+                                     columns[c]);
   }
   return zeroed;
 }

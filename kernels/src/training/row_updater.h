@@ -35,8 +35,6 @@ class RowUpdater {
   static constexpr size_t kMostConstantBytes = 256;
   static constexpr size_t kMostColumns = 8;
 
-  int64_t RandomWords() const { return (dim_ + 1) / 2; }  // of a column, 32 bits for each element
-
   // 16-bit columns: to float32 in scratch, updated there, and back.
   bool UpdateConverted(void* const* columns, const void* gradient, uint64_t key, void* scratch) const;
 
