@@ -31,6 +31,9 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
                  "; expected 0.0 to 1.0.");
   }
   const bool admits_all = insertion.admission == 1.0 && insertion.admitter == nullptr;
+  // Rows in the file come into memory by way of the insert, for an update is going to want them there; but where missed
+  // keys are counted, they are none.
+  const bool brings_in = spill_ != nullptr && admits_all;
   std::optional<AdmittedKeys> admitted;
   if (insertion.admitter != nullptr) admitted.emplace(insertion.admitter);
   const BatchTime time = ages_.Begin();
@@ -51,8 +54,9 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
       for (int64_t begin = ranges.begin(r); begin < end;) {
         const int64_t before = count;
         const int64_t block_end = std::min(begin + kBlock, end);
-        ReadValues(time, typed, begin, block_end, out, nullptr,
-                   [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
+        ReadValues(
+            time, typed, begin, block_end, out, nullptr,
+            [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); }, brings_in);
         const bool mostly_new = admits_all && 2 * (count - before) > block_end - begin;
         begin = block_end;
         if (!mostly_new) continue;

@@ -55,6 +55,7 @@ void ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t beg
   std::array<const RowStamp*, kBlock> stamps;
   // Marks the last: a bit that no address of a process has.
   constexpr uintptr_t kUnfinished = uintptr_t{1} << 63;
+  FileReads reads;
   for (int64_t block = begin; block < end; block += kBlock) {
     const int64_t count = std::min(kBlock, end - block);
     const Key* const block_keys = keys + block;
@@ -126,12 +127,25 @@ void ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t beg
       uintptr_t& place = found[static_cast<size_t>(i)];
       if (place != 0 && time.HasExpired(stamps[static_cast<size_t>(i)]->version)) place = 0;
     }
+    if (__builtin_expect(spill_ != nullptr, 0)) ReadSpilled(shard_at, found.data(), count, &reads);
     for (int64_t i = 0; i < std::min(kRowsAhead, count); ++i) prefetch_row(i);
     for (int64_t i = 0; i < count; ++i) {
       if (i + kRowsAhead < count) prefetch_row(i + kRowsAhead);
       visit(block + i, shard_at(i), reinterpret_cast<Pointer>(found[static_cast<size_t>(i)]));
     }
   }
+}
+
+template <class ShardAt>
+void ShardedTable::ReadSpilled(const ShardAt& shard_at, uintptr_t* found, int64_t count, FileReads* reads) {
+  reads->Clear();
+  std::array<uint32_t, kBlock> places;
+  for (int64_t i = 0; i < count; ++i) {
+    if ((found[i] & RowStore::kInFile) == 0) continue;
+    places[reads->Add(*shard_at(i).rows.cache(), static_cast<uint32_t>(found[i]))] = static_cast<uint32_t>(i);
+  }
+  reads->Run();
+  for (size_t r = 0; r < reads->size(); ++r) found[places[r]] = reinterpret_cast<uintptr_t>(reads->Row(r));
 }
 
 template <class Check, class LocateRow, class Prefetch, class Visit>
@@ -151,19 +165,21 @@ void ShardedTable::ReadBatch(const void* keys, int64_t n, ParallelFor& threads, 
 
 template <class Key, class Missed>
 void ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
-                              const RowsOut& out, bool* found, const Missed& missed) const {
+                              const RowsOut& out, bool* found, const Missed& missed, bool only_memory) const {
   const int64_t bytes = value_bytes_;
   VisitRowBytes(bytes, [&](auto known) {
     constexpr int64_t kBytes = decltype(known)::value;
     ReadRange(
         time, keys, begin, end, [](const Shard&) {},
-        [&out, bytes](int64_t i, size_t number, const Shard& shard, uint32_t row)
+        [&out, bytes, only_memory](int64_t i, size_t number, const Shard& shard, uint32_t row)
             KVTABLE_ALWAYS_INLINE -> const char* {
               const int64_t place = out.PlaceOf(i);
               // Rows written one behind the other are foreseen by the hardware, scattered ones are not.
               if (out.where != nullptr) PrefetchRow<kBytes, true>(out.rows + place * bytes, bytes);
               if (out.positions != nullptr) out.positions[place] = uint64_t{number} << 32 | row;
-              return shard.rows.Row(row);
+              const uintptr_t at = shard.rows.Find(row);
+              const bool is_missed = only_memory && (at & RowStore::kInFile) != 0;
+              return reinterpret_cast<const char*>(is_missed ? 0 : at);
             },
         [bytes](const Shard&, const char* row) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(row, bytes); },
         [&](int64_t i, const Shard&, const char* row) {

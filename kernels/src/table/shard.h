@@ -18,8 +18,11 @@ namespace kvtable {
 
 // Everything but `size` is guarded by `lock`.
 struct alignas(64) Shard {
-  Shard(std::shared_ptr<const RowLayout> row_layout, bool huge_pages)
-      : index(huge_pages), rows(row_layout->row_bytes, huge_pages), layout(std::move(row_layout)) {}
+  Shard(std::shared_ptr<const RowLayout> row_layout, bool huge_pages,
+        std::unique_ptr<RowCache> cache = nullptr)
+      : index(huge_pages),
+        rows(row_layout->row_bytes, huge_pages, std::move(cache)),
+        layout(std::move(row_layout)) {}
 
   mutable RwSpinlock lock;
   std::atomic<int64_t> size{0};  // live rows; written under the lock, read without
@@ -34,6 +37,7 @@ struct alignas(64) Shard {
   // for a new row; then nothing has changed yet.
   void BeforeWrite(uint32_t row, bool is_new) {
     if (__builtin_expect(watch != nullptr, 0)) watch->BeforeWrite(rows, row, is_new);
+    if (__builtin_expect(rows.cache() != nullptr, 0)) rows.cache()->BeforeWrite(row);
     zeroed.Unmark(row);
   }
   // The same where the contents of the row stay, and with them what is known of its zeros.

@@ -212,15 +212,18 @@ class ShardedTable : public Table {
   template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
   void ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const Check& check,
                  const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const;
+  // Reads the rows found that are in the file: found[i] leads to the bytes then, which are `reads`' own.
+  template <class ShardAt>
+  static void ReadSpilled(const ShardAt& shard_at, uintptr_t* found, int64_t count, FileReads* reads);
   // The same for all keys of a batch, shared out among the threads.
   template <class Check, class LocateRow, class Prefetch, class Visit>
   void ReadBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
                  const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const;
   // Copies the values of keys[begin, end) to their places, and calls missed(i) for the keys that are not
-  // there.
+  // there; with `only_memory`, also for those whose rows are in the file.
   template <class Key, class Missed>
   void ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const RowsOut& out,
-                  bool* found, const Missed& missed) const;
+                  bool* found, const Missed& missed, bool only_memory = false) const;
 
   // In write_groups.h.
   // Finds or makes the row of each key of a group, under the shard's exclusive lock: check(shard) first,
@@ -233,6 +236,13 @@ class ShardedTable : public Table {
   void WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
                   const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
                   const Write& write);
+  // The same with the lock in hand; of a table that spills, the rows of the group are in memory.
+  template <bool kOnlyNew, class Hint, class PrefetchInput, class Write>
+  void WriteRows(const BatchTime& time, Shard* shard, const ShardGroups::Group& group, bool existing_only,
+                 const Hint& hint, const PrefetchInput& prefetch_input, const Write& write);
+  // Has the rows of these keys in memory, and places for new ones where there may be any.
+  template <class Hint>
+  static void BringIn(Shard* shard, const ShardGroups::Group& group, bool existing_only, const Hint& hint);
   template <class Check, class PrefetchInput, class Write>
   void WriteBatch(const BatchTime& time, const void* keys, int64_t n, bool existing_only,
                   ParallelFor& threads, const Check& check, const PrefetchInput& prefetch_input,
@@ -299,6 +309,7 @@ class ShardedTable : public Table {
   const int64_t value_bytes_;
   const std::optional<uint64_t> padding_key_;
   int shard_bits_ = 0;
+  std::shared_ptr<SpillFile> spill_;  // null: all rows are in memory
   std::vector<std::unique_ptr<Shard>> shards_;
 
   RwSpinlock slots_lock_;

@@ -9,6 +9,7 @@
 #include "base/always_inline.h"
 #include "base/hash.h"
 #include "memory/copy_rows.h"
+#include "memory/scratch.h"
 #include "table/check_batch.h"
 #include "table/sharded_table.h"
 #include "threads/run_tasks.h"
@@ -30,6 +31,51 @@ void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& g
   Shard& shard = *shards_[static_cast<size_t>(group.shard)];
   std::lock_guard<RwSpinlock> hold(shard.lock);
   check(shard);
+  // Of a table that spills, as many keys at a time as there are surely places for in memory.
+  ShardGroups::Group part = group;
+  for (int64_t done = 0; done < group.count; done += part.count) {
+    if (__builtin_expect(spill_ != nullptr, 0)) {
+      const int64_t count = std::min<int64_t>(group.count - done, shard.rows.cache()->most_rows());
+      part = {group.shard, group.keys + done, group.positions + done, count};
+      BringIn(&shard, part, existing_only, hint);
+    }
+    WriteRows<kOnlyNew>(time, &shard, part, existing_only, hint, prefetch_input, write);
+  }
+}
+
+template <class Hint>
+void ShardedTable::BringIn(Shard* shard, const ShardGroups::Group& group, bool existing_only,
+                           const Hint& hint) {
+  Scratch<uint32_t> there(static_cast<size_t>(group.count));
+  size_t count = 0;
+  const uint32_t known_rows = shard->rows.high_water();
+  for (int64_t i = 0; i < group.count; ++i) {
+    if (i + kAhead < group.count) {
+      const uint32_t next = hint(group.positions[i + kAhead]);
+      if (next < known_rows) {
+        __builtin_prefetch(shard->rows.StampOf(next));
+      } else {
+        __builtin_prefetch(shard->index.Home(Mix64(group.keys[i + kAhead])));
+      }
+    }
+    const uint64_t key = group.keys[i];
+    uint32_t row = hint(group.positions[i]);
+    if (row >= known_rows || shard->rows.StampOf(row)->key != key || !shard->rows.IsLive(row)) {
+      row = shard->index.Find(key, shard->index.Home(Mix64(key)));
+    }
+    if (row != BucketIndex::kNoRow) there[count++] = row;
+  }
+  const size_t more = existing_only ? 0 : static_cast<size_t>(group.count) - count;
+  shard->rows.cache()->BringIn(there.data(), count, more);
+}
+
+template <bool kOnlyNew, class Hint, class PrefetchInput, class Write>
+KVTABLE_ALWAYS_INLINE inline void ShardedTable::WriteRows(const BatchTime& time, Shard* of_group,
+                                                          const ShardGroups::Group& group, bool existing_only,
+                                                          const Hint& hint,
+                                                          const PrefetchInput& prefetch_input,
+                                                          const Write& write) {
+  Shard& shard = *of_group;
   const int64_t row_bytes = shard.rows.row_bytes();
   const uint32_t known_rows = shard.rows.high_water();
   const auto has_hint = [&](int64_t i)
