@@ -4,10 +4,10 @@
 
 Two tables of dim 16 take turns in one process: a lookup and an update by Adam of BATCH ids that follow Zipf's law, in a
 compiled function of TensorFlow. Rows that are not in memory are in a file in FOLDER (default: that of `tempfile`). The
-system keeps what it likes of a file in memory that nobody else wants; so it is measured twice: as it comes ("cached"), and
-with the pages of the file dropped before each step ("from_disk"), so that each row that is read comes from the disk: as on a
-machine that has no memory left. Also printed: how many rows a step reads, what the disk alone takes for as many, and
-what a save takes. Prints one JSON object.
+system keeps what it likes of a file in memory that nobody else wants; so it is measured twice: as it comes ("cached"),
+and with the pages of the file dropped before each step ("from_disk"): then each row that is read comes from the disk,
+as on a machine that has no memory left. Also printed: how many pages of the disk a step reads, what the disk alone
+takes for one, and what a save takes. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import tensorflow as tf
 
 import tfplugin
 
-DIM, BATCH, TURNS, STEPS = 16, 65536, 7, 6
+DIM, BATCH, TURNS, STEPS = 16, 65536, 9, 6
 ROW_BYTES = DIM * 4 * 3  # the value, and two slots of Adam
 BESIDE_ROW = 20  # bytes of memory for each row that is in it
 ASKED = 0.5
@@ -56,7 +56,7 @@ def spill_files(folder: str) -> list[int]:
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            target = os.readlink(entry)
+            target = str(entry.readlink())
         except FileNotFoundError:  # that of the folder
             continue
         if target.startswith(folder) and target.endswith("(deleted)"):
@@ -82,6 +82,12 @@ def read_seconds(file: int, file_bytes: int, reads: int) -> float:
     return time.perf_counter() - begin
 
 
+def read_bytes() -> int:
+    """What the process has read from disks."""
+    said = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(said["read_bytes"])
+
+
 def resident_bytes() -> int:
     """Memory of the process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -104,6 +110,7 @@ def main(rows: int, folder: str) -> None:
         table = tables["spilled"][0]
         for how in ("cached", "from_disk"):
             ratios, seconds = [], {name: [] for name in tables}
+            read = -read_bytes()
             for turn in range(TURNS):
                 took = {}
                 for name in sorted(tables, reverse=bool(turn % 2)):
@@ -122,6 +129,7 @@ def main(rows: int, folder: str) -> None:
                 "step_ms": {name: round(1e3 * statistics.median(times), 2) for name, times in seconds.items()},
                 "speed_of_memory": round(statistics.median(ratios), 3),
                 "asked": ASKED,
+                "pages_read_per_step": (read + read_bytes()) // os.sysconf("SC_PAGE_SIZE") // (TURNS * STEPS),
             }
         use = table.memory().numpy()
         dropped(files)
@@ -130,11 +138,11 @@ def main(rows: int, folder: str) -> None:
             "file_mib": round(int(use[6]) / 2**20, 1),
             "resident_mib": round(resident / 2**20, 1),
             "row_mib_in_memory": round(int(use[1] + use[4]) / 2**20, 1),
-            "disk_us_per_row": round(1e6 * read_seconds(files[0], int(use[6]), 4000) / 4000, 2),
+            "disk_us_per_page": round(1e6 * read_seconds(files[0], int(use[6]), 4000) / 4000, 2),
         }
         for name, (variable, _) in tables.items():
             begin = time.perf_counter()
-            tf.train.Checkpoint(table=variable).write(os.path.join(own, f"saved-{name}"))
+            tf.train.Checkpoint(table=variable).write(f"{own}/saved-{name}")
             result[f"save_{name}_s"] = round(time.perf_counter() - begin, 2)
         print(json.dumps(result, indent=1))
 

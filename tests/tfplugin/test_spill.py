@@ -211,7 +211,8 @@ def test_a_full_disk_is_named_and_loses_nothing(small_disk, tmp_path):
     subprocess.run(["mount", "-o", "remount,size=16m", small_disk], check=True)
     some = list(written)[:2000]
     table.accumulate(some, np.ones([2000, DIM], np.float32))
-    assert all(contents(table)[key][0] == written[key] + 1 for key in some)
+    held = contents(table)
+    assert all(held[key][0] == written[key] + 1 for key in some)
 
 
 def test_a_process_that_is_killed_leaves_nothing(tmp_path):
