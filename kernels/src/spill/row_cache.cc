@@ -7,12 +7,14 @@
 
 #include "base/crc32c.h"
 #include "kvtable/types.h"
+#include "memory/copy_rows.h"
 
 namespace kvtable {
 namespace {
 
 constexpr size_t kMostWritten = size_t{256} << 10;  // bytes by one call
 constexpr size_t kAlign = 16;
+constexpr size_t kRowsAhead = 4;
 
 }  // namespace
 
@@ -132,22 +134,25 @@ void RowCache::Evict(size_t count) {
 
 void RowCache::WriteOut(const std::vector<uint32_t>& frames) {
   const size_t record = RecordBytes(row_bytes_);
-  std::vector<char> buffer;
+  Scratch<uint64_t> scratch(std::min(frames.size() * record, kMostWritten + record) / sizeof(uint64_t) + 1);
+  char* const buffer = reinterpret_cast<char*>(scratch.data());
   for (size_t done = 0; done < frames.size();) {
     if (open_ == kNone || segments_[open_].used == segments_[open_].slots) OpenSegment();
     Segment& segment = segments_[open_];
     const size_t count = std::min({frames.size() - done, size_t{segment.slots - segment.used},
                                    std::max<size_t>(1, kMostWritten / record)});
-    buffer.resize(count * record);
     for (size_t i = 0; i < count; ++i) {
+      if (i + kRowsAhead < count)
+        PrefetchRow<kAnyBytes>(FrameBytes(frames[done + i + kRowsAhead]), row_bytes_);
       const uint32_t row = frames_[frames[done + i]].row;
-      const char* const bytes = Row(row);
+      __builtin_prefetch(&where_[row], 1);
+      const char* const bytes = FrameBytes(frames[done + i]);
       const uint32_t slot = SlotNumber(open_, segment.used + static_cast<uint32_t>(i));
       const RecordHead head = {row, Checksum(slot, row, bytes, row_bytes_)};
-      std::memcpy(buffer.data() + i * record, &head, sizeof(head));
-      std::memcpy(buffer.data() + i * record + sizeof(head), bytes, static_cast<size_t>(row_bytes_));
+      std::memcpy(buffer + i * record, &head, sizeof(head));
+      std::memcpy(buffer + i * record + sizeof(head), bytes, static_cast<size_t>(row_bytes_));
     }
-    file_->Write(segment.offset + segment.used * record, buffer.data(), count * record);
+    file_->Write(segment.offset + segment.used * record, buffer, count * record);
     for (size_t i = 0; i < count; ++i) {
       where_[frames_[frames[done + i]].row] =
           kInFile | SlotNumber(open_, segment.used + static_cast<uint32_t>(i));
@@ -432,15 +437,15 @@ size_t FileReads::Add(const RowCache& cache, uint32_t slot) {
 
 void FileReads::Run() {
   if (reads_.empty()) return;
-  if (buffer_.size() < bytes_) buffer_.resize(bytes_);
-  for (const Read& read : reads_)
-    pieces_.push_back(read.cache->RecordAt(read.slot, buffer_.data() + read.at));
+  buffer_.reset();  // another may have the same memory
+  buffer_.emplace(bytes_ / sizeof(uint64_t));
+  for (const Read& read : reads_) pieces_.push_back(read.cache->RecordAt(read.slot, At(read)));
   const SpillFile& file = *reads_[0].cache->file_;  // all shards of a table have one
   file.Read(pieces_.data(), pieces_.size());
   file.rows_read.fetch_add(static_cast<int64_t>(reads_.size()), std::memory_order_relaxed);
   std::vector<char> today;
   for (const Read& read : reads_) {
-    char* const record = buffer_.data() + read.at;
+    char* const record = At(read);
     if (!read.cache->IsWhole(read.slot, record)) file.ThrowDamaged();
     const RowCache::Segment& segment = read.cache->SegmentOf(read.slot);
     if (segment.format->next == nullptr) continue;

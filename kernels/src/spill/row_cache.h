@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory/huge_pages.h"
+#include "memory/scratch.h"
 #include "spill/spill_file.h"
 
 namespace kvtable {
@@ -44,7 +45,8 @@ class RowCache {
 
   bool IsHere(uint32_t row) const { return where_[row] < kInFile; }
   // The bytes of a row that is here.
-  char* Row(uint32_t row) const { return data_.data() + where_[row] * static_cast<size_t>(row_bytes_); }
+  char* Row(uint32_t row) const { return FrameBytes(where_[row]); }
+  void Prefetch(uint32_t row) const { __builtin_prefetch(where_.data() + row); }
   // Of one that is not.
   uint32_t SlotOf(uint32_t row) const { return where_[row] & ~kInFile; }
 
@@ -139,6 +141,7 @@ class RowCache {
   void CopyRow(const Segment& segment, const char* record, char* to) const;
 
   void Drop(uint32_t slot) noexcept { --segments_[slot >> kSlotBits].live; }
+  char* FrameBytes(uint32_t frame) const { return data_.data() + frame * static_cast<size_t>(row_bytes_); }
   uint32_t FramesFor(int64_t row_bytes) const;
   size_t FreeFrames() const { return limit_ > in_use_ ? limit_ - in_use_ : 0; }
   void Touch(Frame* frame) const noexcept {
@@ -189,7 +192,7 @@ class FileReads {
   // Throws Error(kFailedPrecondition).
   void Run();
   // Until Clear; aligned to 8 bytes.
-  const char* Row(size_t i) const { return buffer_.data() + reads_[i].at + sizeof(RowCache::RecordHead); }
+  const char* Row(size_t i) const { return At(reads_[i]) + sizeof(RowCache::RecordHead); }
 
  private:
   struct Read {
@@ -197,9 +200,11 @@ class FileReads {
     uint32_t slot;
     size_t at;  // in the buffer; the row has its place behind the head
   };
+  char* At(const Read& read) const { return reinterpret_cast<char*>(buffer_->data()) + read.at; }
+
   std::vector<Read> reads_;
   std::vector<SpillFile::Piece> pieces_;
-  std::vector<char> buffer_;
+  mutable std::optional<Scratch<uint64_t>> buffer_;
   size_t bytes_ = 0;
 };
 

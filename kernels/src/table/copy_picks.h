@@ -27,22 +27,19 @@ int64_t ShardedTable::CopyPickedRange(const uint64_t* picks, int64_t count, int6
       return row < shard.rows.high_water() && shard.rows.IsLive(row);
     };
     // Rows in the file are read before any is taken, for it may fail.
+    const RowCache* const cache = shard.rows.cache();
     reads.Clear();
-    for (int64_t i = begin; shard.rows.cache() != nullptr && i < end; ++i) {
+    for (int64_t i = begin; cache != nullptr && i < end; ++i) {
       const uint32_t row = static_cast<uint32_t>(picks[i]);
-      if (is_there(row)) {
-        const uintptr_t found = shard.rows.Find(row);
-        if ((found & RowStore::kInFile) != 0) reads.Add(*shard.rows.cache(), static_cast<uint32_t>(found));
-      };
+      if (is_there(row) && !cache->IsHere(row)) reads.Add(*cache, cache->SlotOf(row));
     }
     reads.Run();
     size_t next_read = 0;
     for (; begin < end; ++begin) {
       const uint32_t row = static_cast<uint32_t>(picks[begin]);
       if (!is_there(row)) continue;
-      const uintptr_t found = shard.rows.Find(row);
-      const char* const from =
-          (found & RowStore::kInFile) != 0 ? reads.Row(next_read++) : reinterpret_cast<const char*>(found);
+      const bool is_read = cache != nullptr && !cache->IsHere(row);
+      const char* const from = is_read ? reads.Row(next_read++) : shard.rows.Row(row);
       if (!take(shard_number, row)) continue;
       const RowStamp& stamp = *shard.rows.StampOf(row);
       if (out.keys != nullptr) static_cast<Key*>(out.keys)[at] = static_cast<Key>(stamp.key);

@@ -41,7 +41,7 @@ class SharedLocks {
 template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
 void ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
                              const Check& check, const LocateRow& locate, const Prefetch& prefetch,
-                             const Visit& visit) const {
+                             const Visit& visit, bool only_memory) const {
   using Pointer = decltype(locate(int64_t{0}, size_t{0}, *shards_[0], uint32_t{0}));
   const std::unique_ptr<Shard>* const shards = shards_.data();
   // The key's hash, and from its first step on its home bucket, with the shard in the bits that alignment
@@ -127,7 +127,8 @@ void ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t beg
       uintptr_t& place = found[static_cast<size_t>(i)];
       if (place != 0 && time.HasExpired(stamps[static_cast<size_t>(i)]->version)) place = 0;
     }
-    if (__builtin_expect(spill_ != nullptr, 0)) ReadSpilled(shard_at, found.data(), count, &reads);
+    if (__builtin_expect(spill_ != nullptr, 0))
+      FindSpilled(shard_at, found.data(), count, only_memory, &reads);
     for (int64_t i = 0; i < std::min(kRowsAhead, count); ++i) prefetch_row(i);
     for (int64_t i = 0; i < count; ++i) {
       if (i + kRowsAhead < count) prefetch_row(i + kRowsAhead);
@@ -137,12 +138,21 @@ void ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t beg
 }
 
 template <class ShardAt>
-void ShardedTable::ReadSpilled(const ShardAt& shard_at, uintptr_t* found, int64_t count, FileReads* reads) {
+void ShardedTable::FindSpilled(const ShardAt& shard_at, uintptr_t* found, int64_t count, bool only_memory,
+                               FileReads* reads) {
   reads->Clear();
   std::array<uint32_t, kBlock> places;
   for (int64_t i = 0; i < count; ++i) {
-    if ((found[i] & RowStore::kInFile) == 0) continue;
-    places[reads->Add(*shard_at(i).rows.cache(), static_cast<uint32_t>(found[i]))] = static_cast<uint32_t>(i);
+    if ((found[i] & RowStore::kByNumber) == 0) continue;
+    const uint32_t row = static_cast<uint32_t>(found[i]);
+    const RowCache& cache = *shard_at(i).rows.cache();
+    if (cache.IsHere(row)) {
+      found[i] = reinterpret_cast<uintptr_t>(cache.Row(row));
+    } else if (only_memory) {
+      found[i] = 0;
+    } else {
+      places[reads->Add(cache, cache.SlotOf(row))] = static_cast<uint32_t>(i);
+    }
   }
   reads->Run();
   for (size_t r = 0; r < reads->size(); ++r) found[places[r]] = reinterpret_cast<uintptr_t>(reads->Row(r));
@@ -171,15 +181,13 @@ void ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t be
     constexpr int64_t kBytes = decltype(known)::value;
     ReadRange(
         time, keys, begin, end, [](const Shard&) {},
-        [&out, bytes, only_memory](int64_t i, size_t number, const Shard& shard, uint32_t row)
+        [&out, bytes](int64_t i, size_t number, const Shard& shard, uint32_t row)
             KVTABLE_ALWAYS_INLINE -> const char* {
               const int64_t place = out.PlaceOf(i);
               // Rows written one behind the other are foreseen by the hardware, scattered ones are not.
               if (out.where != nullptr) PrefetchRow<kBytes, true>(out.rows + place * bytes, bytes);
               if (out.positions != nullptr) out.positions[place] = uint64_t{number} << 32 | row;
-              const uintptr_t at = shard.rows.Find(row);
-              const bool is_missed = only_memory && (at & RowStore::kInFile) != 0;
-              return reinterpret_cast<const char*>(is_missed ? 0 : at);
+              return reinterpret_cast<const char*>(shard.rows.Find(row));
             },
         [bytes](const Shard&, const char* row) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(row, bytes); },
         [&](int64_t i, const Shard&, const char* row) {
@@ -191,7 +199,8 @@ void ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t be
             if (out.positions != nullptr) out.positions[place] = kNoPosition;
             missed(i);
           }
-        });
+        },
+        only_memory);
   });
 }
 

@@ -46,11 +46,13 @@ class RowStore {
     if (__builtin_expect(cache_ != nullptr, 0)) return cache_->Row(row);
     return reinterpret_cast<char*>(base_[SlabOf(row)].rows + row * static_cast<uintptr_t>(row_bytes_));
   }
-  // The same of any row that is there. For one in the file, kInFile and its slot: to be read by FileReads.
-  static constexpr uintptr_t kInFile = uintptr_t{1} << 62;  // no address of a process has it
+  // What a lookup goes on with: the address of a row; of a store with a cache, kByNumber and its number, by which the
+  // cache, which is asked to be near, tells where it is.
+  static constexpr uintptr_t kByNumber = uintptr_t{1} << 62;  // no address of a process has it
   uintptr_t Find(uint32_t row) const {
-    if (__builtin_expect(cache_ != nullptr, 0) && !cache_->IsHere(row)) return kInFile | cache_->SlotOf(row);
-    return reinterpret_cast<uintptr_t>(Row(row));
+    if (__builtin_expect(cache_ == nullptr, 1)) return reinterpret_cast<uintptr_t>(Row(row));
+    cache_->Prefetch(row);
+    return kByNumber | row;
   }
   // What keeps rows in a file; null: all rows are in memory.
   RowCache* cache() const { return cache_.get(); }

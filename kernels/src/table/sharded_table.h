@@ -208,13 +208,16 @@ class ShardedTable : public Table {
   // Looks up keys[begin, end) block by block under shared locks: check(shard) once for each shard of a block,
   // which may throw; locate(i, number of shard, shard, row) -> pointer for each key that has a row; then
   // prefetch(shard, pointer) and some steps later visit(i, shard, pointer), with null for a missing key: one
-  // without a row, or whose row has expired.
+  // without a row, or whose row has expired, or, with `only_memory`, is in the file.
   template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
   void ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const Check& check,
-                 const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const;
-  // Reads the rows found that are in the file: found[i] leads to the bytes then, which are `reads`' own.
+                 const LocateRow& locate, const Prefetch& prefetch, const Visit& visit,
+                 bool only_memory = false) const;
+  // Of a table that spills: makes the row numbers among what was found addresses, of rows in memory or of copies in
+  // `reads`; with `only_memory` null for rows in the file.
   template <class ShardAt>
-  static void ReadSpilled(const ShardAt& shard_at, uintptr_t* found, int64_t count, FileReads* reads);
+  static void FindSpilled(const ShardAt& shard_at, uintptr_t* found, int64_t count, bool only_memory,
+                          FileReads* reads);
   // The same for all keys of a batch, shared out among the threads.
   template <class Check, class LocateRow, class Prefetch, class Visit>
   void ReadBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
