@@ -177,6 +177,7 @@ class RowStore {
   void PointAt(int slab);
 
   int64_t row_bytes_;
+  std::unique_ptr<RowCache> cache_;
   int base_bits_ = kMinBaseBits;
   uint32_t high_water_ = 0;
   uint64_t capacity_ = 0;  // rows that the slabs hold
@@ -186,7 +187,6 @@ class RowStore {
   std::vector<uint32_t> free_;
   std::vector<ReusedRows*> watching_;
   std::optional<NextRows> relayout_;
-  std::unique_ptr<RowCache> cache_;
   bool huge_pages_;
 };
 
