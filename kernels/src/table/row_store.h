@@ -1,4 +1,4 @@
-// The rows of one shard and the columns beside them. A row, once handed out, never moves.
+// The rows of one shard and the columns beside them. A row, once handed out, never moves, but where it is in a cache.
 #pragma once
 
 #include <algorithm>
