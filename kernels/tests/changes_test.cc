@@ -150,11 +150,11 @@ void RowsAsideAreBounded() {
   MomentOptions options;
   options.aside = std::make_shared<AsideMemory>(200000);
   auto exporter = table->ExportMoment(options);
+  CHECK(!exporter->IsUrgent());
   std::thread writer([&] {
     for (int64_t i = 0; i < kCount; i += 1000)
       table->Upsert(keys.data() + i, 1000, ones.data(), {}, Serial());
   });
-  CHECK(!exporter->IsUrgent());
   while (!exporter->IsUrgent()) std::this_thread::yield();
   exporter->KeepAlive();
   Rows rows;

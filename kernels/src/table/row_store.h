@@ -1,4 +1,4 @@
-// The rows of one shard and the columns beside them. A row, once handed out, never moves.
+// The rows of one shard and the columns beside them. A row, once handed out, never moves, but where it is in a cache.
 #pragma once
 
 #include <algorithm>
@@ -183,6 +183,7 @@ class RowStore {
   void PreparePages() noexcept;
 
   int64_t row_bytes_;
+  std::unique_ptr<RowCache> cache_;
   int base_bits_ = kMinBaseBits;
   uint32_t high_water_ = 0;
   uint64_t capacity_ = 0;  // rows that the slabs hold
@@ -193,7 +194,6 @@ class RowStore {
   std::vector<uint32_t> free_;
   std::vector<ReusedRows*> watching_;
   std::optional<NextRows> relayout_;
-  std::unique_ptr<RowCache> cache_;
   bool huge_pages_;
 };
 

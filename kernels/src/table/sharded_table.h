@@ -38,7 +38,10 @@
 // waits for room there before it takes any lock. Clear and EnsureSlots, which change all rows, wait for these
 // exports to end before they take any lock (MomentGate), and make the change log start anew.
 //
-// A row's number stays the same for life, and its address until EnsureSlots gives its shard another layout.
+// A row's number stays the same for life, and its address until EnsureSlots gives its shard another layout. Of a table
+// that spills, rows have addresses while they are in memory only (spill/row_cache.h): who holds a shard exclusively
+// brings in those that he is going to write; who holds it shared reads others from the file. Both may wait for the disk
+// with the lock in hand, which waits for nobody.
 // Nothing outside a lock remembers the address. A number may be remembered (RowsOut::positions), and proves
 // nothing: after a removal the row may be free or another key's.
 #pragma once
