@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
 # The C++ tests that are about threads.
-CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test expiry_test
+CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test expiry_test spill_test
 
 # For `make wheels` and `make matrix`: interpreters by version or path, and minor versions of TensorFlow; all, if empty.
 PYTHONS ?=
@@ -24,7 +24,7 @@ TENSORFLOWS ?=
 JOBS ?= $(shell nproc)
 
 .PHONY: help setup setup-horovod wheels matrix demo examples test test-all test-rest test-durations peers spark redis load-generators chromium fuzz sanitize lint types format bench \
-  bench-step bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-export bench-saves bench-sok bench-gpu bench-install docs clean
+  bench-step bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-spill bench-export bench-saves bench-sok bench-gpu bench-install docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -156,6 +156,9 @@ bench-fresh: setup ## from the end of a training step to its rows in answers of 
 
 bench-expiry: setup ## what expiry beside training costs a step, beside a table that expires nothing
 	$(BIN)/python benchmarks/expiry.py
+
+bench-spill: setup ## steps with a quarter of the rows in memory, and the others in a file, beside those with all of them there
+	$(BIN)/python benchmarks/spill.py
 
 bench-export: setup ## exported models: size, load, memory, speed and AUC of each kind; the indexes; the speed of an export
 	$(BIN)/python benchmarks/export_models.py

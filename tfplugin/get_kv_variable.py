@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.policies import Admission, EvictionPolicy, Policies
 from tfplugin.policies import resolve as resolve_policies
+from tfplugin.spilling import checked_spill
 
 #: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
 NOMINAL_ROWS = 1 << 20
@@ -108,6 +110,8 @@ def get_kv_variable(
     max_hbm: int | None = None,
     enter_threshold: int = 0,
     *,
+    max_memory: int | None = None,
+    spill: str | os.PathLike[str] | None = None,
     admission: Admission | None = None,
     padding_key: int | None = None,
     expiry: EvictionPolicy | Sequence[EvictionPolicy] | None = None,
@@ -144,6 +148,10 @@ def get_kv_variable(
       max_hbm: of a variable on a GPU, the bytes of its memory that rows may take, slots included; rows beyond lie in
         pinned host memory, and those that are touched often change places with others. With a partitioner it is for
         each part. None: no bound.
+      max_memory: bytes of memory that rows may take, slots included; those that training writes least lie in a file
+        beyond. With a partitioner it is for all parts together: each gets its share. None: all rows are in memory.
+      spill: the folder of that file, on a local disk of the machine that has the variable. The file is scratch, without
+        a name: it goes with the variable, or with its process. Goes with `max_memory`.
       enter_threshold: of how many training lookups a key gets its row with the last; 0 and 1: with the first. The same
         as ``admission=tfplugin.policies.CountAdmission(enter_threshold)``. Until then a lookup gives its initial value,
         and no optimizer sees it.
@@ -164,8 +172,9 @@ def get_kv_variable(
 
     Raises:
       ValueError: the name exists and reuse is off, or does not exist and reuse is on; a wrong dim; a partitioner along
-        another axis; an impossible max_capacity, capacity_hint, eviction or max_hbm; an eviction without a
-        max_capacity; policies that are out of range or contradict each other.
+        another axis; an impossible max_capacity, capacity_hint, eviction, max_hbm or max_memory; an eviction without a
+        max_capacity, a max_memory without a spill or the other way around; policies that are out of range or
+        contradict each other.
       TypeError: a dtype that tables do not have.
 
     Example:
@@ -191,6 +200,7 @@ def get_kv_variable(
         )
     eviction = eviction or "lru"
     capacity_hint = checked_rows(capacity_hint, "capacity_hint", full_name)
+    max_memory, spill = checked_spill(max_memory, spill, f"Key-value variable '{full_name}'")
     policies = resolve_policies(
         full_name,
         key,
@@ -247,6 +257,8 @@ def get_kv_variable(
                     max_capacity=-(-max_capacity // of),
                     eviction=eviction,
                     max_hbm=max_hbm,
+                    max_memory=None if max_memory is None else -(-max_memory // of),
+                    spill=spill,
                     policies=policies.of_part(of),
                     part=part,
                     parts=of,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from tfplugin.row_expiry import RowExpiry
 from tfplugin.row_slots import RowSlots
 from tfplugin.scatter import Scatter
 from tfplugin.slots import SlotSpec, slots_json
+from tfplugin.spilling import checked_spill
 
 VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
@@ -52,6 +54,8 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
       max_capacity: the most rows that a batch leaves behind; 0: any number.
       eviction: which rows go first: ``"lru"``, ``"lfu"``, ``"custom"``, ``"epoch_lru"`` or ``"epoch_lfu"``.
       max_hbm: bytes of a GPU's memory that rows may take; None: no bound.
+      max_memory: bytes of memory that rows may take, the others being in a file in the folder `spill`; None: no bound.
+      spill: that folder.
       policies: which keys get a row, and which rows go; see `tfplugin.policies`.
       trainable, regularizer, constraint: as for ``tf.Variable``; the two functions see the rows of a batch.
 
@@ -96,6 +100,8 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         max_capacity: int = 0,
         eviction: str = "lru",
         max_hbm: int | None = None,
+        max_memory: int | None = None,
+        spill: str | os.PathLike[str] | None = None,
         policies: Policies | None = None,
         part: int = 0,
         parts: int = 1,
@@ -117,6 +123,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         if max_hbm is not None and max_hbm < 0:
             raise ValueError(f"Key-value variable '{name}': max_hbm must be 0 or more bytes, got {max_hbm}.")
         self.max_hbm = max_hbm
+        self.max_memory, self.spill = checked_spill(max_memory, spill, f"Key-value variable '{name}'")
         self.policies = policies or Policies()
         self.part = part
         self.parts = parts
@@ -181,6 +188,9 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
             max_capacity=0 if self._read_only else self.max_capacity,
             eviction=self.eviction,
             max_hbm=-1 if self.max_hbm is None else self.max_hbm,
+            # A model's folder may not be there where it is served.
+            max_memory=0 if self._read_only else self.max_memory or 0,
+            spill="" if self._read_only else self.spill or "",
             policies=self.policies.to_json(),
             read_only=self._read_only,
             initial=self.kv_initializer.to_json() if self._starts_initialized and not anonymous else "",
@@ -431,7 +441,10 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         return raw.kv_table_size(self._handle, name=name)
 
     def memory(self, name: str | None = None) -> tf.Tensor:
-        """[rows, row bytes, index bytes, column bytes, slack bytes]: int64."""
+        """[rows, row bytes, index bytes, column bytes, slack bytes, rows in the file, bytes of the file]: int64.
+
+        The last two are of a variable with a `max_memory`, whose row bytes are those in memory.
+        """
         return raw.kv_table_memory(self._handle, name=name)
 
     # ---- Writes ----------------------------------------------------------------------------------------------------
@@ -696,6 +709,8 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
                 max_capacity=self.max_capacity,
                 eviction=self.eviction,
                 max_hbm=self.max_hbm,
+                max_memory=self.max_memory,
+                spill=self.spill,
                 policies=self.policies,
                 part=self.part,
                 parts=self.parts,

@@ -45,6 +45,9 @@ Args:
         with "capacity" and "error"; or {"kind": "probability", "p": p}, drawn with the seed of each call. "below" says
         what the others give: "initial" values or "zeros". apply() then leaves out keys without a row. None: all keys.
     padding_key: a key that never has a row; None: there is none.
+    max_memory: bytes of memory for rows; those that they have no room for lie in a file. 0: all rows are in memory.
+    spill: the folder of that file, on a local disk. The file has no name, and goes with the table or its process.
+    name: of the table, for messages about the folder.
 
 Raises:
     ValueError, TypeError: for arguments that cannot be.
@@ -65,11 +68,12 @@ Example:
   nb::class_<PyTable>(m, "Table", table_doc.c_str())
       .def(nb::init<nb::handle, nb::handle, int64_t, nb::handle, nb::handle, int64_t, int64_t,
                     const std::string&, int, bool, int, int64_t, const std::string&, nb::handle, nb::handle,
-                    nb::handle>(),
+                    nb::handle, int64_t, const std::string&, const std::string&>(),
            "key_dtype"_a, "value_dtype"_a, "dim"_a, nb::kw_only(), "initializer"_a = nb::none(),
            "slots"_a = nb::make_tuple(), "capacity_hint"_a = 0, "max_capacity"_a = 0, "eviction"_a = "lru",
            "shards"_a = 0, "huge_pages"_a = true, "threads"_a = 0, "max_age"_a = 0, "age_unit"_a = "seconds",
-           "clock"_a = nb::none(), "admission"_a = nb::none(), "padding_key"_a = nb::none())
+           "clock"_a = nb::none(), "admission"_a = nb::none(), "padding_key"_a = nb::none(),
+           "max_memory"_a = 0, "spill"_a = "", "name"_a = "")
       .def("__len__", [](PyTable& t) { return t.table().Size(); })
       .def_prop_ro(
           "key_dtype", [](PyTable& t) { return t.key_dtype(); }, "The keys' NumPy dtype.")
@@ -511,7 +515,11 @@ Example:
     >>> table.import_rows(np.array([5]), {0: np.array([[2.0]], np.float32)}, versions=np.array([3], np.uint32))
 )")
       .def("memory", &PyTable::Memory,
-           "A dict of rows, row_bytes, index_bytes, column_bytes, slack_bytes and overhead_per_row (bytes).")
+           "A dict of rows, row_bytes, index_bytes, column_bytes, slack_bytes and overhead_per_row (bytes); "
+           "and of a "
+           "table with max_memory, whose row_bytes are those in memory: spilled_rows, rows in the file; "
+           "file_bytes; "
+           "rows_read and rows_written so far.")
       .def(
           "max_probe_length",
           [](PyTable& t) {

@@ -13,7 +13,8 @@ namespace kvtable {
 PyTable::PyTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, nb::handle initializer,
                  nb::handle slots, int64_t capacity_hint, int64_t max_capacity, const std::string& eviction,
                  int shards, bool huge_pages, int threads, int64_t max_age, const std::string& age_unit,
-                 nb::handle clock, nb::handle admission, nb::handle padding_key)
+                 nb::handle clock, nb::handle admission, nb::handle padding_key, int64_t max_memory,
+                 const std::string& spill, const std::string& name)
     : key_dtype_(DtypeNamed(NameOfDtype(key_dtype))),
       value_dtype_(DtypeNamed(NameOfDtype(value_dtype))),
       bool_dtype_(DtypeNamed("bool")),
@@ -34,6 +35,9 @@ PyTable::PyTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, nb::
   options.expiry = ExpiryOf(max_age, age_unit, clock);
   options.clock = options.expiry.clock;
   options.padding_key = PaddingKeyOf(padding_key, options.key_type);
+  options.max_memory = max_memory;
+  options.spill = spill;
+  options.name = name;
   table_ = Table::Create(options);
   table_->set_admitter(Admitter::Create(admission_));
   pool_ = PoolOf(threads);
@@ -286,6 +290,10 @@ nb::dict PyTable::Memory() const {
   dict["index_bytes"] = use.index_bytes;
   dict["column_bytes"] = use.column_bytes;
   dict["slack_bytes"] = use.slack_bytes;
+  dict["spilled_rows"] = use.spilled_rows;
+  dict["file_bytes"] = use.file_bytes;
+  dict["rows_read"] = use.rows_read;
+  dict["rows_written"] = use.rows_written;
   dict["overhead_per_row"] = use.overhead_per_row();
   return dict;
 }

@@ -37,7 +37,8 @@ class PyTable {
   PyTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, nb::handle initializer, nb::handle slots,
           int64_t capacity_hint, int64_t max_capacity, const std::string& eviction, int shards,
           bool huge_pages, int threads, int64_t max_age, const std::string& age_unit, nb::handle clock,
-          nb::handle admission, nb::handle padding_key);
+          nb::handle admission, nb::handle padding_key, int64_t max_memory = 0, const std::string& spill = "",
+          const std::string& name = "");
 
   Table& table() { return *table_; }
   ParallelFor& pool() { return *pool_; }

@@ -26,12 +26,12 @@ class HandleOp : public Kernel {
  protected:
   absl::Status SetUp(OpKernelConstruction* ctx) override {
     std::string eviction, initial, policies;
-    TF_RETURN_IF_ERROR(ReadAttrs(ctx, "container", &container_, "shared_name", &shared_name_, "anonymous",
-                                 &anonymous_, "variable", &config_.name, "key_dtype", &config_.key_dtype,
-                                 "dtype", &config_.value_dtype, "dim", &config_.dim, "capacity_hint",
-                                 &config_.capacity_hint, "max_capacity", &config_.max_capacity, "eviction",
-                                 &eviction, "max_hbm", &config_.max_hbm, "policies", &policies, "read_only",
-                                 &config_.read_only, "initial", &initial, "initial_rows", &initial_rows_));
+    TF_RETURN_IF_ERROR(ReadAttrs(
+        ctx, "container", &container_, "shared_name", &shared_name_, "anonymous", &anonymous_, "variable",
+        &config_.name, "key_dtype", &config_.key_dtype, "dtype", &config_.value_dtype, "dim", &config_.dim,
+        "capacity_hint", &config_.capacity_hint, "max_capacity", &config_.max_capacity, "eviction", &eviction,
+        "max_hbm", &config_.max_hbm, "max_memory", &config_.max_memory, "spill", &config_.spill, "policies",
+        &policies, "read_only", &config_.read_only, "initial", &initial, "initial_rows", &initial_rows_));
     config_.eviction = EvictionNamed(eviction);
     if (shared_name_.empty()) shared_name_ = name();
     constexpr int64_t kMaxDim = int64_t{1} << 24;  // the table engine's
@@ -221,7 +221,7 @@ class MemoryOp : public TableKernel {
 
   absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
     Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({5}), &out));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({7}), &out));
     const kvtable::MemoryUse use = open->table->Memory();
     auto bytes = out->vec<int64_t>();
     bytes(0) = use.rows;
@@ -230,6 +230,8 @@ class MemoryOp : public TableKernel {
     const auto& admitter = open->table->admitter();
     bytes(3) = use.column_bytes + (admitter == nullptr ? 0 : admitter->bytes());
     bytes(4) = use.slack_bytes;
+    bytes(5) = use.spilled_rows;
+    bytes(6) = use.file_bytes;
     return absl::OkStatus();
   }
 };

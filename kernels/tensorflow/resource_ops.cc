@@ -9,7 +9,8 @@ namespace kvtools {
 
 // A table with a max_capacity evicts; see kvtable/eviction.h. Lookups of a read-only table never insert,
 // whatever their mode. `max_hbm` is of a table on a GPU: the bytes of its memory that rows may take; -1: any
-// number. `policies` says which keys get a row and which rows go, as `policies` of kvmeta does
+// number. `max_memory` and `spill` are of a table on a CPU: the bytes of memory that its rows may take, and the folder of
+// the file that has the others; 0 and nothing: all are in memory. `policies` says which keys get a row and which rows go, as `policies` of kvmeta does
 // (docs/checkpoint-layout.md; see table_policies.h). `dtype` and `shape` are what TensorFlow
 // reads from a variable's handle op when it imports a MetaGraph. With `initial`, an initializer as in
 // KvTableInitialize and its rows as bytes, the table is there, empty, as soon as its resource is.
@@ -26,6 +27,8 @@ REGISTER_OP("KvTableHandle")
     .Attr("max_capacity: int >= 0 = 0")
     .Attr("eviction: {'lru', 'lfu', 'custom', 'epoch_lru', 'epoch_lfu'} = 'lru'")
     .Attr("max_hbm: int >= -1 = -1")
+    .Attr("max_memory: int >= 0 = 0")
+    .Attr("spill: string = ''")
     .Attr("policies: string = ''")
     .Attr("read_only: bool = false")
     .Attr("initial: string = ''")
@@ -55,14 +58,14 @@ REGISTER_OP("KvTableSize")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
 
-// [rows, row bytes, index bytes, column bytes, slack bytes]. What counts keys that wait for a row is among the
-// column bytes.
+// [rows, row bytes, index bytes, column bytes, slack bytes, rows in the file, bytes of the file]. What counts keys that
+// wait for a row is among the column bytes; row bytes are those in memory.
 REGISTER_OP("KvTableMemory")
     .Input("handle: resource")
     .Output("bytes: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(5));
+      c->set_output(0, c->Vector(7));
       return absl::OkStatus();
     });
 

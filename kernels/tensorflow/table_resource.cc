@@ -35,9 +35,19 @@ std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializ
   if (config_.gpu == nullptr) {
     kvtable::TableOptions options;
     fill(&options);
+    options.max_memory = config_.max_memory;
+    options.spill = config_.spill;
+    options.name = config_.name;
     std::shared_ptr<kvtable::Table> table = kvtable::Table::Create(options);
     table->set_admitter(admitter());
     return table;
+  }
+  if (config_.max_memory > 0) {
+    throw kvtable::Error(
+        kvtable::ErrorCode::kInvalidArgument,
+        "Table '" + config_.name + "' is on a GPU, and max_memory= and spill='" + config_.spill +
+            "' are of tables on a CPU. Make it under tf.device('CPU:0'), or bound its rows in the "
+            "GPU's memory by max_hbm=.");
   }
   kvtable::DeviceTableOptions options;
   fill(&options);

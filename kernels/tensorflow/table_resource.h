@@ -31,6 +31,8 @@ struct TableConfig {
   kvtable::Eviction eviction = kvtable::Eviction::kLru;
   TablePolicies policies;
   int64_t max_hbm = -1;      // of a table on a GPU: bytes of its memory for rows; -1: any number
+  int64_t max_memory = 0;    // bytes of memory for rows; 0: any number
+  std::string spill;         // the folder of the file with the others
   bool read_only = false;    // lookups never insert
   std::shared_ptr<Gpu> gpu;  // that the table is on; null: the CPU
 };

@@ -17,12 +17,13 @@
 #include "kvtable/optimizer.h"
 #include "kvtable/table.h"
 #include "pool.h"
+#include "spilled.h"
 #include "throws.h"
 
 namespace kvtable {
 namespace {
 
-TableOptions Options(int64_t max_capacity, Eviction eviction) {
+TableOptions Options(int64_t max_capacity, Eviction eviction, bool spilled = false) {
   TableOptions options;
   options.dim = kDim;
   options.shards = 8;
@@ -30,13 +31,17 @@ TableOptions Options(int64_t max_capacity, Eviction eviction) {
   options.initializer.a = 0.25;
   options.max_capacity = max_capacity;
   options.eviction = eviction;
+  if (spilled) {
+    options.shards = 2;
+    options = Spilled(options, 2 * kDim * 4 + 2 * 4);
+  }
   return options;
 }
 
 // A writer goes round all keys, one at a time: at any one moment the first ones are a round ahead of the others.
-void AMomentIsOneMoment(int64_t max_capacity) {
+void AMomentIsOneMoment(int64_t max_capacity, bool spilled = false) {
   constexpr int64_t kCount = 3000;
-  const auto table = Table::Create(Options(max_capacity, Eviction::kLru));
+  const auto table = Table::Create(Options(max_capacity, Eviction::kLru, spilled));
   const auto write = [&](int64_t key, float round) {
     const std::vector<float> value(kDim, round);
     const int64_t keys[] = {key};
@@ -86,8 +91,8 @@ void AMomentIsOneMoment(int64_t max_capacity) {
 }
 
 // Increments taken while many threads write, read by two threads each, and side by side with a full export.
-void IncrementsBesideManyWritersAreTheTable(int64_t max_capacity) {
-  const auto table = Table::Create(Options(max_capacity, Eviction::kLfu));
+void IncrementsBesideManyWritersAreTheTable(int64_t max_capacity, bool spilled = false) {
+  const auto table = Table::Create(Options(max_capacity, Eviction::kLfu, spilled));
   std::atomic<bool> stop{false};
   {
     Random random(1);
@@ -145,11 +150,11 @@ void RowsAsideAreBounded() {
   MomentOptions options;
   options.aside = std::make_shared<AsideMemory>(200000);
   auto exporter = table->ExportMoment(options);
+  CHECK(!exporter->IsUrgent());
   std::thread writer([&] {
     for (int64_t i = 0; i < kCount; i += 1000)
       table->Upsert(keys.data() + i, 1000, ones.data(), {}, Serial());
   });
-  CHECK(!exporter->IsUrgent());
   while (!exporter->IsUrgent()) std::this_thread::yield();
   exporter->KeepAlive();
   Rows rows;
@@ -191,8 +196,8 @@ void AnExportThatNobodyReadsIsGivenUp() {
   }
 }
 
-void SlotsAndClearWaitForAMoment(int64_t max_capacity) {
-  const auto table = Table::Create(Options(max_capacity, Eviction::kLru));
+void SlotsAndClearWaitForAMoment(int64_t max_capacity, bool spilled = false) {
+  const auto table = Table::Create(Options(max_capacity, Eviction::kLru, spilled));
   std::vector<int64_t> keys;
   for (int64_t key = 0; key < 2000; ++key) keys.push_back(key);
   const std::vector<float> values(2000 * kDim, 2.0f);
@@ -217,24 +222,28 @@ void SlotsAndClearWaitForAMoment(int64_t max_capacity) {
 
 int main() {
   using kvtable::Eviction;
-  const auto make = [](int64_t max_capacity, Eviction eviction) {
-    return kvtable::Table::Create(kvtable::Options(max_capacity, eviction));
+  const auto make = [](int64_t max_capacity, Eviction eviction, bool spilled = false) {
+    return kvtable::Table::Create(kvtable::Options(max_capacity, eviction, spilled));
   };
   // Some pieces of 512 bytes for 9 rows of 50,000, and their directories.
   kvtable::AnIncrementHoldsWhatChangedAndNoMore(make(0, Eviction::kLru).get(), 20000);
   kvtable::WhatIsNotKnownIsSaid(make(0, Eviction::kLru).get(), make(0, Eviction::kLru).get());
   for (uint64_t seed = 0; seed < 8; ++seed) {
     kvtable::IncrementsAreTheTable(make(0, Eviction::kLru).get(), seed);
+    kvtable::IncrementsAreTheTable(make(0, Eviction::kLru, true).get(), seed);
     kvtable::IncrementsAreTheTable(make(250, Eviction::kLru).get(), seed);
     kvtable::IncrementsAreTheTable(make(300, Eviction::kLfu).get(), seed);
     kvtable::IncrementsAreTheTable(make(400, Eviction::kCustom).get(), seed);
   }
   kvtable::AMomentIsOneMoment(0);
+  kvtable::AMomentIsOneMoment(0, true);
   kvtable::AMomentIsOneMoment(5000);
   kvtable::IncrementsBesideManyWritersAreTheTable(0);
+  kvtable::IncrementsBesideManyWritersAreTheTable(2500, true);
   kvtable::IncrementsBesideManyWritersAreTheTable(2500);
   kvtable::RowsAsideAreBounded();
   kvtable::AnExportThatNobodyReadsIsGivenUp();
   kvtable::SlotsAndClearWaitForAMoment(0);
+  kvtable::SlotsAndClearWaitForAMoment(0, true);
   kvtable::SlotsAndClearWaitForAMoment(3000);
 }

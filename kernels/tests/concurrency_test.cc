@@ -14,6 +14,7 @@
 #include "check.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
+#include "spilled.h"
 #include "table/read_seats.h"
 #include "table/rw_spinlock.h"
 #include "table/shard_lock.h"
@@ -153,17 +154,19 @@ void MixOperations(Table* table, ParallelFor* pool, uint64_t seed, int rounds) {
   }
 }
 
-void EveryOperationAtOnceLeavesRowsWhole() {
+void EveryOperationAtOnceLeavesRowsWhole(bool spilled) {
   TableOptions options;
   options.dim = kDim;
   options.initializer.a = 0.5;
   options.shards = 8;
+  if (spilled) options = Spilled(options, 2 * kDim * 4 + 3 * 4);
   const auto table = Table::Create(options);
   const auto pool = MakeThreadPool(3);
   std::vector<std::thread> threads;
   for (uint64_t t = 0; t < 4; ++t) {
-    threads.emplace_back(
-        [&, t] { MixOperations(table.get(), t % 2 == 0 ? pool.get() : &Serial(), t << 32, 400); });
+    threads.emplace_back([&, t] {
+      MixOperations(table.get(), t % 2 == 0 ? pool.get() : &Serial(), t << 32, spilled ? 200 : 400);
+    });
   }
   for (std::thread& thread : threads) thread.join();
 }
@@ -197,9 +200,10 @@ void AccumulateLosesNothing() {
   }
 }
 
-void EveryNewKeyIsInsertedByExactlyOneThread() {
+void EveryNewKeyIsInsertedByExactlyOneThread(bool spilled) {
   TableOptions options;
   options.dim = 2;
+  if (spilled) options = Spilled(options, 8);
   const auto table = Table::Create(options);
   constexpr int64_t kCount = 20000;
   std::vector<int64_t> keys;
@@ -491,9 +495,11 @@ void ColumnsFoundByNameAreNeverAnotherSlots() {
   for (std::thread& thread : threads) thread.join();
 }
 
-void StepsFromManyThreadsLoseNothing() {
+void StepsFromManyThreadsLoseNothing(bool spilled) {
   TableOptions options;
   options.dim = 3;
+  options.shards = 1;  // 100 rows of which 64 fit
+  if (spilled) options = Spilled(options, 12);
   const auto table = Table::Create(options);
   const auto pool = MakeThreadPool(2);
   constexpr int kThreads = 4;
@@ -560,7 +566,8 @@ void BackgroundWorkEndsWithoutThem() {
 int main() {
   kvtable::BackgroundThreadsHaveTheLowestPriority();
   kvtable::BackgroundWorkEndsWithoutThem();
-  kvtable::StepsFromManyThreadsLoseNothing();
+  kvtable::StepsFromManyThreadsLoseNothing(false);
+  kvtable::StepsFromManyThreadsLoseNothing(true);
   kvtable::SpinlockExcludes();
   kvtable::ReadersWhoWaitAreNext();
   kvtable::ASlowWriterHoldsUpNobodyElse();
@@ -568,8 +575,10 @@ int main() {
   kvtable::LookupsWithoutASeatReadAsWell();
   kvtable::ColumnsFoundByNameAreNeverAnotherSlots();
   kvtable::PoolRunsFromManyThreadsAndRethrows();
-  kvtable::EveryNewKeyIsInsertedByExactlyOneThread();
+  kvtable::EveryNewKeyIsInsertedByExactlyOneThread(false);
+  kvtable::EveryNewKeyIsInsertedByExactlyOneThread(true);
   kvtable::AccumulateLosesNothing();
-  kvtable::EveryOperationAtOnceLeavesRowsWhole();
+  kvtable::EveryOperationAtOnceLeavesRowsWhole(false);
+  kvtable::EveryOperationAtOnceLeavesRowsWhole(true);
   return 0;
 }

@@ -14,6 +14,7 @@
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
+#include "spilled.h"
 #include "throws.h"
 
 namespace kvtable {
@@ -33,7 +34,7 @@ bool AreWhole(const std::vector<float>& rows) {
   return true;
 }
 
-std::unique_ptr<Table> MakeTable(int64_t max_capacity) {
+std::unique_ptr<Table> MakeTable(int64_t max_capacity, bool spilled = false) {
   TableOptions options;
   options.dim = kDim;
   options.initializer.a = 0.5;
@@ -43,6 +44,7 @@ std::unique_ptr<Table> MakeTable(int64_t max_capacity) {
   options.eviction = Eviction::kLfu;
   options.expiry.unit = AgeUnit::kSteps;
   options.expiry.max_age = kMaxAge;
+  if (spilled) options = Spilled(options, (kDim + 3) * 4);
   return Table::Create(options);
 }
 
@@ -94,8 +96,8 @@ void Watch(const Table* table, const std::atomic<bool>* ended, ParallelFor* pool
   }
 }
 
-void RowsGoBesideTraining(int64_t max_capacity) {
-  const auto table = MakeTable(max_capacity);
+void RowsGoBesideTraining(int64_t max_capacity, bool spilled = false) {
+  const auto table = MakeTable(max_capacity, spilled);
   const auto pool = MakeThreadPool(3);
   std::atomic<int64_t> born{0};
   std::atomic<bool> ended{false};
@@ -189,6 +191,7 @@ void MemoryIsUsedAgain() {
 int main() {
   kvtable::RowsGoBesideTraining(0);
   kvtable::RowsGoBesideTraining(2800);
+  kvtable::RowsGoBesideTraining(2800, true);
   kvtable::RowsThatExpireAreAmongTheChanges();
   kvtable::MemoryIsUsedAgain();
   return 0;

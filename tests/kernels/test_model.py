@@ -1,5 +1,7 @@
 """Any sequence of operations leaves the table equal to a dict."""
 
+import tempfile
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,9 +23,11 @@ SLOTS = st.lists(
 
 
 class TableAgainstDict(RuleBasedStateMachine):
-    @initialize(shards=st.sampled_from([1, 2, 8, 64]), hint=st.sampled_from([0, 0, 1000]))
-    def make(self, shards, hint):
-        self.table = Table("int64", "float32", DIM, initializer=0.25, shards=shards, capacity_hint=hint, threads=2)
+    @initialize(shards=st.sampled_from([1, 2, 8, 64]), hint=st.sampled_from([0, 0, 1000]), spilled=st.booleans())
+    def make(self, shards, hint, spilled):
+        # Memory for 16 rows with all slots, and the others in a file.
+        self.told = {"shards": 1, "max_memory": 850, "spill": tempfile.gettempdir()} if spilled else {"shards": shards}
+        self.table = Table("int64", "float32", DIM, initializer=0.25, capacity_hint=hint, threads=2, **self.told)
         self.rows = {}  # key -> [value, *slots]
         self.stamps = {}  # key -> [frequency, version]
         self.slots = []
@@ -118,7 +122,7 @@ class TableAgainstDict(RuleBasedStateMachine):
 
     @rule(chunk=st.integers(1, 50))
     def export_and_import(self, chunk):
-        other = Table("int64", "float32", DIM, initializer=0.25, slots=self.slots, shards=4)
+        other = Table("int64", "float32", DIM, initializer=0.25, slots=self.slots, **self.told)
         for keys, freqs, versions, columns in self.table.export(chunk=chunk):
             other.import_rows(keys, columns, frequencies=freqs, versions=versions)
         self.table = other

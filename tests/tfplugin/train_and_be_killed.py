@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,15 @@ KEYS = 3000
 
 
 class Counted:
-    """A table of which each step writes some rows with its number, removes some, and counts in a dense variable."""
+    """A table of which each step writes some rows with its number, removes some, and counts in a dense variable.
 
-    def __init__(self, parts: int) -> None:
+    A spilled one has memory for a quarter of its rows.
+    """
+
+    def __init__(self, parts: int, spilled: bool = False) -> None:
         partitioner = tf.compat.v1.fixed_size_partitioner(parts) if parts > 1 else None
-        self.table = tf.get_kv_variable("table", embedding_dim=8, partitioner=partitioner)
+        memory = {"max_memory": KEYS // 4 * 52, "spill": tempfile.gettempdir()} if spilled else {}
+        self.table = tf.get_kv_variable("table", embedding_dim=8, partitioner=partitioner, **memory)
         self.step = tf.Variable(0, dtype=tf.int64)
         self.checkpoint = tf.train.Checkpoint(table=self.table, step=self.step)
 
@@ -55,7 +60,7 @@ def after(step: int) -> dict[int, float]:
 
 
 def main(folder: Path, seed: int) -> None:
-    counted = Counted(1 + seed % 3)
+    counted = Counted(1 + seed % 3, spilled=seed % 2 == 1)
     manager = tfplugin.CheckpointManager(
         counted.checkpoint, folder, max_to_keep=2, full_every=0.15, delta_every=0.0, step_counter=counted.step
     )

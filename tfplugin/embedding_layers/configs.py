@@ -36,6 +36,8 @@ class TableConfigFields:
     expire_every: int = 0
     expire_on_save: bool = False
     max_hbm: int | None = None
+    max_memory: int | None = None
+    spill: str | None = None
     capacity_hint: int = 0
     parts: int | None = None
     key_dtype: Any = "int64"

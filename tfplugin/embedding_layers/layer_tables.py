@@ -15,6 +15,7 @@ from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.initializers import KvInitializer
 from tfplugin.kv_variable import VALUE_DTYPES
 from tfplugin.policies import Policies
+from tfplugin.spilling import checked_spill
 from tfplugin.string_hash import hashes
 
 _KEY_DTYPES = ("int64", "int32", "uint64", "string")
@@ -27,8 +28,8 @@ class TableOptions:
     Attributes:
       dim, combiner, mask_zero, padding_id, initializer, regularizer, constraint, optimizer: as of the layers; those
         that Keras has names for may be names, objects or configs.
-      max_capacity, eviction, admission, expiry, expire_every, expire_on_save, max_hbm, capacity_hint, parts, key_dtype:
-        of the variable.
+      max_capacity, eviction, admission, expiry, expire_every, expire_on_save, max_hbm, max_memory, spill,
+        capacity_hint, parts, key_dtype: of the variable.
     """
 
     dim: int
@@ -45,6 +46,8 @@ class TableOptions:
     expire_every: int = 0
     expire_on_save: bool = False
     max_hbm: int | None = None
+    max_memory: int | None = None
+    spill: str | None = None
     capacity_hint: int = 0
     parts: int | None = None
     key_dtype: Any = "int64"
@@ -71,6 +74,7 @@ class TableOptions:
         if self.parts is not None and (not _is_whole(self.parts) or self.parts < 1):
             raise ValueError(f"{what}: parts must be a number of parts, 1 or more; got {self.parts!r}.")
         admission, expiry = _policies(self.admission, self.expiry)
+        max_memory, spill = checked_spill(self.max_memory, self.spill, what)
         return dataclasses.replace(
             self,
             dim=int(self.dim),
@@ -82,6 +86,8 @@ class TableOptions:
             optimizer=_optimizer(keras, self.optimizer, what),
             admission=admission,
             expiry=expiry,
+            max_memory=max_memory,
+            spill=spill,
         )
 
     def make(self, name: str, dtype: Any, what: str) -> Any:
@@ -107,6 +113,8 @@ class TableOptions:
             max_capacity=self.max_capacity or 0,
             eviction=self.eviction,
             max_hbm=self.max_hbm,
+            max_memory=self.max_memory,
+            spill=self.spill,
             capacity_hint=self.capacity_hint,
             partitioner=None if self.parts is None else tf.compat.v1.fixed_size_partitioner(self.parts),
             admission=self.admission,

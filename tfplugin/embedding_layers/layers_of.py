@@ -66,8 +66,8 @@ _EMBEDDING = """Rows of ids, from a table without a vocabulary: any id has a row
       regularizer: of the rows that a call looks up, each key once; what it gives is added to the loss. Rows that no
         sample of a batch has are left alone.
       constraint: of the rows that a step has changed, each by itself: norms are those of rows (``axis=1``).
-      max_capacity, eviction, admission, expiry, expire_every, expire_on_save, max_hbm, capacity_hint: as of
-        `tfplugin.get_kv_variable`.
+      max_capacity, eviction, admission, expiry, expire_every, expire_on_save, max_hbm, max_memory, spill,
+        capacity_hint: as of `tfplugin.get_kv_variable`.
       key_dtype: ``"int64"``, ``"int32"``, ``"uint64"`` or ``"string"``. The key of a string is an int64,
         ``tf.strings.to_hash_bucket_fast(string, 1726 * 5342931457063200)``; so it is where `key_dtype` is int64.
       dtype: of the rows, or a dtype policy: under a mixed one rows are float32, and what the layer gives is float16 or
@@ -166,7 +166,7 @@ _TABLE_CONFIG = """A table of an `EmbeddingCollection`, with the fields of ``ker
       max_ids_per_partition, max_unique_ids_per_partition: accepted: of these there may be any number.
       vocabulary_size: must be left out: a table has no vocabulary.
       padding_id, regularizer, constraint, max_capacity, eviction, admission, expiry, expire_every, expire_on_save,
-        max_hbm, capacity_hint, parts, key_dtype: as of `Embedding`.
+        max_hbm, max_memory, spill, capacity_hint, parts, key_dtype: as of `Embedding`.
 
     Raises:
       ValueError, TypeError: an argument out of range; a `vocabulary_size`.

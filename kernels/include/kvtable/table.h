@@ -66,6 +66,14 @@ struct TableOptions {
   Expiry expiry;                       // the age at which rows go; none at first
   // A key (widened) that never has a row: its initial value is zeros, and writes leave it out.
   std::optional<uint64_t> padding_key;
+  // A table that outgrows its memory: rows beyond `max_memory` bytes of them lie in a file in the folder `spill`, those
+  // that training wants least. 0, and no folder: all rows are in memory. What leads to rows and their stamps always is, and
+  // costs what it does elsewhere, with 4 bytes more. The file has no name: it goes with the table or its process.
+  // Operations throw Error(kResourceExhausted) where it cannot grow, and Error(kFailedPrecondition) where it cannot be
+  // read; rows then stay as they are, as where memory runs out.
+  int64_t max_memory = 0;
+  std::string spill;
+  std::string name;  // of the table, for messages about the folder
 };
 
 // Where a row lies: shard << 32 | row. It holds for as long as the key keeps its row, which is until the key
@@ -158,10 +166,16 @@ struct SlotColumns {
 
 struct MemoryUse {
   int64_t rows = 0;          // live rows
-  int64_t row_bytes = 0;     // live rows x (value and slots)
+  int64_t row_bytes = 0;     // live rows in memory x (value and slots)
   int64_t index_bytes = 0;   // buckets
   int64_t column_bytes = 0;  // key, frequency, version and liveness of all rows handed out
   int64_t slack_bytes = 0;   // row bytes of removed rows and of pages touched but not yet used
+  // Of a table that spills: rows that are in its file only, what that takes of the disk, and how many rows have been
+  // read from it and written to it so far.
+  int64_t spilled_rows = 0;
+  int64_t file_bytes = 0;
+  int64_t rows_read = 0;
+  int64_t rows_written = 0;
   // Bytes per live row beyond the row itself.
   double overhead_per_row() const {
     return rows == 0 ? 0.0 : static_cast<double>(index_bytes + column_bytes + slack_bytes) / rows;

@@ -73,8 +73,9 @@ void ShardedTable::GatherColumns(const void* keys, int64_t n, const std::vector<
           [&](const Shard& shard) {
             for (const ColumnOut& column : out) CheckColumn(shard, column);
           },
-          [](int64_t, size_t, const Shard& shard, uint32_t row)
-              KVTABLE_ALWAYS_INLINE -> const char* { return shard.rows.Row(row); },
+          [](int64_t, size_t, const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE -> const char* {
+            return reinterpret_cast<const char*>(shard.rows.Find(row));
+          },
           [](const Shard& shard, const char* row)
               KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes>(row, shard.rows.row_bytes()); },
           [&](int64_t i, const Shard& shard, const char* row) {

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "table/sharded_table.h"
@@ -10,8 +11,11 @@
 namespace kvtable {
 namespace {
 
-// What turns rows of one layout into rows of another, for as long as both are there.
-RowStore::ConvertRows RowConverter(const RowLayout& from, const RowLayout& to) {
+// What turns rows of one layout into rows of another.
+ConvertRows RowConverter(std::shared_ptr<const RowLayout> from_layout,
+                         std::shared_ptr<const RowLayout> to_layout) {
+  const RowLayout& from = *from_layout;
+  const RowLayout& to = *to_layout;
   // For each new slot the old column it continues, or -1.
   std::vector<int> source;
   for (const SlotSpec& slot : to.slots) {
@@ -21,7 +25,10 @@ RowStore::ConvertRows RowConverter(const RowLayout& from, const RowLayout& to) {
     }
     source.push_back(at);
   }
-  return [&from, &to, source](const char* old_row, char* new_row, uint32_t rows) {
+  return [from_layout = std::move(from_layout), to_layout = std::move(to_layout), source](
+             const char* old_row, char* new_row, uint32_t rows) {
+    const RowLayout& from = *from_layout;
+    const RowLayout& to = *to_layout;
     for (uint32_t r = 0; r < rows; ++r, old_row += from.row_bytes, new_row += to.row_bytes) {
       std::memcpy(new_row, old_row, static_cast<size_t>(from.value_bytes));
       for (size_t i = 0; i < source.size(); ++i) {
@@ -53,14 +60,14 @@ uint64_t ShardedTable::EnsureSlots(const std::vector<SlotSpec>& slots, ParallelF
   std::unique_lock<std::mutex> hold_log(changes_mutex_);
   std::vector<std::shared_ptr<ShardChanges>> logs = EmptyLogs();
   // All that may fail comes first, for all shards: from then on every shard changes.
-  const RowStore::ConvertRows convert = RowConverter(*from, *to);
+  const ConvertRows convert = RowConverter(from, to);
   const int64_t shards = static_cast<int64_t>(shards_.size());
   int64_t prepared = 0;
   try {
     for (; prepared < shards; ++prepared) {
       Shard& shard = *shards_[static_cast<size_t>(prepared)];
       std::lock_guard<ShardLock> hold(shard.lock);
-      shard.rows.PrepareRelayout(to->row_bytes);
+      shard.rows.PrepareRelayout(to->row_bytes, convert);
     }
   } catch (...) {
     while (prepared-- > 0) {

@@ -14,6 +14,7 @@ template <class Key, class Take>
 int64_t ShardedTable::CopyPickedRange(const uint64_t* picks, int64_t count, int64_t at,
                                       const Exporter::Buffers& out, const Take& take) const {
   const int64_t first = at;
+  FileReads reads;
   for (int64_t begin = 0; begin < count;) {
     const uint64_t shard_number = picks[begin] >> 32;
     int64_t end = begin;
@@ -22,15 +23,29 @@ int64_t ShardedTable::CopyPickedRange(const uint64_t* picks, int64_t count, int6
     std::shared_lock<ShardLock> hold(shard.lock);
     std::vector<RowLayout::Column> columns;
     for (const ColumnOut& column : out.columns) columns.push_back(CheckColumn(shard, column));
+    const auto is_there = [&](uint32_t row) {
+      return row < shard.rows.high_water() && shard.rows.IsLive(row);
+    };
+    // Rows in the file are read before any is taken, for it may fail.
+    const RowCache* const cache = shard.rows.cache();
+    reads.Clear();
+    for (int64_t i = begin; cache != nullptr && i < end; ++i) {
+      const uint32_t row = static_cast<uint32_t>(picks[i]);
+      if (is_there(row) && !cache->IsHere(row)) reads.Add(*cache, cache->SlotOf(row));
+    }
+    reads.Run();
+    size_t next_read = 0;
     for (; begin < end; ++begin) {
       const uint32_t row = static_cast<uint32_t>(picks[begin]);
-      if (row >= shard.rows.high_water() || !shard.rows.IsLive(row) || !take(shard_number, row)) continue;
+      if (!is_there(row)) continue;
+      const bool is_read = cache != nullptr && !cache->IsHere(row);
+      const char* const from = is_read ? reads.Row(next_read++) : shard.rows.Row(row);
+      if (!take(shard_number, row)) continue;
       const RowStamp& stamp = *shard.rows.StampOf(row);
       if (out.keys != nullptr) static_cast<Key*>(out.keys)[at] = static_cast<Key>(stamp.key);
       if (out.freqs != nullptr) out.freqs[at] = stamp.frequency;
       if (out.versions != nullptr) out.versions[at] = stamp.version;
       if (out.scores != nullptr) out.scores[at] = ranks_.score_of ? ranks_.score_of(picks[begin]) : 0;
-      const char* const from = shard.rows.Row(row);
       for (size_t c = 0; c < columns.size(); ++c) {
         std::memcpy(static_cast<char*>(out.columns[c].data) + at * columns[c].bytes, from + columns[c].offset,
                     static_cast<size_t>(columns[c].bytes));

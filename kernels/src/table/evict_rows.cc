@@ -18,6 +18,33 @@ namespace {
 constexpr uint32_t kRowsPerLock = 1024;
 constexpr uint32_t kErasesAhead = 16;  // buckets asked for before the one that loses a key
 
+// The rows of a slice that are in the file, read at once.
+class SpilledSlice {
+ public:
+  // The rows [begin, end) of a store, whose shard is locked until the last call of Row.
+  void Read(const RowStore& rows, uint32_t begin, uint32_t end) {
+    rows_.clear();
+    reads_.Clear();
+    if (rows.cache() == nullptr) return;
+    rows.ForEachLive(begin, std::min(end, rows.high_water()), [&](uint32_t row) {
+      if (rows.cache()->IsHere(row)) return true;
+      rows_.push_back(row);
+      reads_.Add(*rows.cache(), rows.cache()->SlotOf(row));
+      return true;
+    });
+    reads_.Run();
+  }
+  // The bytes of one of them.
+  const char* Row(const RowStore& rows, uint32_t row) const {
+    if (rows.cache() == nullptr || rows.cache()->IsHere(row)) return rows.Row(row);
+    return reads_.Row(static_cast<size_t>(std::lower_bound(rows_.begin(), rows_.end(), row) - rows_.begin()));
+  }
+
+ private:
+  std::vector<uint32_t> rows_;  // ascending
+  FileReads reads_;
+};
+
 // Calls visit(squares_of) with a function from a row's value to the sum of its squares.
 template <class Visit>
 void VisitSquares(bool reads_values, ValueType type, int64_t dim, const Visit& visit) {
@@ -93,13 +120,15 @@ int64_t ShardedTable::EvictRows(const RowTest& test, int shard_number, uint32_t 
   uint32_t count = 0;
   int64_t evicted = 0;
   VisitSquares(test.reads_values(), value_type_, dim_, [&](const auto& squares_of) {
+    SpilledSlice spilled;
     const auto goes = [&](uint32_t row) {
       const RowStamp& stamp = *shard.rows.StampOf(row);
       return Goes(test, stamp.key, stamp.frequency, stamp.version,
-                  [&] { return squares_of(shard.rows.Row(row)); });
+                  [&] { return squares_of(spilled.Row(shard.rows, row)); });
     };
     {
       std::shared_lock<ShardLock> hold(shard.lock);
+      if (test.reads_values()) spilled.Read(shard.rows, begin, end);
       shard.rows.ForEachLive(begin, std::min(end, shard.rows.high_water()), [&](uint32_t row) {
         if (goes(row)) found[count++] = row;
         return true;
@@ -107,6 +136,7 @@ int64_t ShardedTable::EvictRows(const RowTest& test, int shard_number, uint32_t 
     }
     if (count == 0) return;
     std::lock_guard<ShardLock> hold(shard.lock);
+    if (test.reads_values()) spilled.Read(shard.rows, found[0], found[count - 1] + 1);
     shard.rows.PrepareFree(count);
     const uint32_t rows = shard.rows.high_water();
     const auto hash_of = [&](uint32_t i) { return Mix64(shard.rows.StampOf(found[i])->key); };
@@ -131,10 +161,12 @@ void ShardedTable::CountRanks(const RankDigit& digit, PassCursor* cursor, int64_
     const auto count_rows = [&](int s, uint32_t begin, uint32_t end, auto* to) {
       const Shard& shard = *shards_[static_cast<size_t>(s)];
       std::shared_lock<ShardLock> hold(shard.lock);
+      SpilledSlice spilled;
+      if (digit.by == RankBy::kNorm) spilled.Read(shard.rows, begin, end);
       shard.rows.ForEachLive(begin, std::min(end, shard.rows.high_water()), [&](uint32_t row) {
         const RowStamp& stamp = *shard.rows.StampOf(row);
         const int value = DigitOf(digit, RankOf(digit.by, stamp.key, stamp.frequency, stamp.version,
-                                                [&] { return squares_of(shard.rows.Row(row)); }));
+                                                [&] { return squares_of(spilled.Row(shard.rows, row)); }));
         if (value >= 0) ++to[value];
         return true;
       });

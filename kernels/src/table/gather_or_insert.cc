@@ -31,6 +31,9 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
                  "; expected 0.0 to 1.0.");
   }
   const bool admits_all = insertion.admission == 1.0 && insertion.admitter == nullptr;
+  // Rows in the file come into memory by way of the insert, for an update is going to want them there; but where missed
+  // keys are counted, they are none.
+  const bool brings_in = spill_ != nullptr && admits_all;
   std::optional<AdmittedKeys> admitted;
   if (insertion.admitter != nullptr) admitted.emplace(insertion.admitter);
   const BatchTime time = ages_.Begin();
@@ -54,8 +57,9 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
         before = count;
         return !mostly_new;
       };
-      const int64_t end = ReadValues(time, typed, ranges.begin(r), ranges.end(r), out, nullptr, mostly_there,
-                                     [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
+      const int64_t end = ReadValues(
+          time, typed, ranges.begin(r), ranges.end(r), out, nullptr, mostly_there,
+          [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); }, brings_in);
       // Where most of a block was new, the rest will hardly fare better: the insert finds what is there just as well.
       for (int64_t i = end; i < ranges.end(r); ++i) missed[count++] = static_cast<uint32_t>(i);
       miss_counts[static_cast<size_t>(r)] = count;

@@ -20,7 +20,7 @@ PartsReader::PartsReader(const TableParts& parts) {
   std::vector<ShardedTable*> tables;
   for (Table* const part : parts) {
     auto* const table = dynamic_cast<ShardedTable*>(part);
-    if (table == nullptr || table->ages_.expiry().ages()) return;
+    if (table == nullptr || table->ages_.expiry().ages() || table->spill_ != nullptr) return;
     if (!tables.empty() && table->shard_bits_ != tables[0]->shard_bits_) return;
     tables.push_back(table);
   }

@@ -15,7 +15,8 @@ struct Shard;
 // places in the order of the keys, and no key is sorted by part first.
 class PartsReader {
  public:
-  // Whether parts can be read so: those of a bounded table, with rows that age, or of different kinds cannot.
+  // Whether parts can be read so: those of a bounded table, with rows that age or in a file, or of different kinds
+  // cannot.
   explicit PartsReader(const TableParts& parts);
   bool can_read() const { return !tables_.empty(); }
 

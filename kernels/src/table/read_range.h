@@ -76,7 +76,7 @@ struct ListedKeys {
 template <class Key, class Which, class Places, class LocateRow, class Prefetch, class Visit>
 void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which& which, int64_t count,
                             const Places& places, const LocateRow& locate, const Prefetch& prefetch,
-                            const Visit& visit) {
+                            const Visit& visit, FileReads* reads, bool only_memory) {
   using Pointer = decltype(locate(int64_t{0}, size_t{0}, places.shard(0), uint32_t{0}));
   // What the search for key i has come to: null, the pointer, or the bucket to search next.
   std::array<uintptr_t, kBlock> found;
@@ -131,6 +131,7 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
     uintptr_t& place = found[static_cast<size_t>(i)];
     if (place != 0 && time.HasExpired(stamps[static_cast<size_t>(i)]->version)) place = 0;
   }
+  if (__builtin_expect(reads != nullptr, 0)) FindSpilled(places, found.data(), count, only_memory, reads);
   for (int64_t i = 0; i < std::min(kRowsAhead, count); ++i) prefetch_row(i);
   for (int64_t i = 0; i < count; ++i) {
     if (i + kRowsAhead < count) prefetch_row(i + kRowsAhead);
@@ -138,16 +139,39 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
   }
 }
 
+template <class Places>
+void ShardedTable::FindSpilled(const Places& places, uintptr_t* found, int64_t count, bool only_memory,
+                               FileReads* reads) {
+  reads->Clear();
+  std::array<uint32_t, kBlock> of_read;
+  for (int64_t i = 0; i < count; ++i) {
+    if ((found[i] & RowStore::kByNumber) == 0) continue;
+    const uint32_t row = static_cast<uint32_t>(found[i]);
+    const RowCache& cache = *places.shard(i).rows.cache();
+    if (cache.IsHere(row)) {
+      found[i] = reinterpret_cast<uintptr_t>(cache.Row(row));
+    } else if (only_memory) {
+      found[i] = 0;
+    } else {
+      of_read[reads->Add(cache, cache.SlotOf(row))] = static_cast<uint32_t>(i);
+    }
+  }
+  reads->Run();
+  for (size_t r = 0; r < reads->size(); ++r) found[of_read[r]] = reinterpret_cast<uintptr_t>(reads->Row(r));
+}
+
 template <class Key, class GoOn, class Check, class LocateRow, class Prefetch, class Visit>
 int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
                                 const GoOn& go_on, const Check& check, const LocateRow& locate,
-                                const Prefetch& prefetch, const Visit& visit) const {
+                                const Prefetch& prefetch, const Visit& visit, bool only_memory) const {
   std::array<uint64_t, kBlock> homes;
   const PackedPlaces places{shards_.data(), shard_bits_, homes.data()};
   // Keys that were put off, as distances from `begin`: writers had their shards. And of a block, those that were not.
   std::array<uint32_t, 8 * kBlock> put_off;
   int64_t waiting = 0;
   std::array<uint32_t, kBlock> picked;
+  FileReads file_reads;
+  FileReads* const reads = spill_ == nullptr ? nullptr : &file_reads;
   // Reads those of a block's keys whose shards can be had, and puts off the others.
   const auto read_block = [&](const auto& which, int64_t count, bool waits) {
     uint64_t touched = 0;
@@ -161,7 +185,7 @@ int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t 
       check(*shards_[static_cast<size_t>(__builtin_ctzll(left))]);
     }
     if (__builtin_expect(hold.shards() == touched, 1)) {
-      ReadHeld(time, keys, which, count, places, locate, prefetch, visit);
+      ReadHeld(time, keys, which, count, places, locate, prefetch, visit, reads, only_memory);
       return;
     }
     int64_t held = 0;
@@ -175,7 +199,8 @@ int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t 
         homes[static_cast<size_t>(held++)] = hash;
       }
     }
-    ReadHeld(time, keys, ListedKeys{begin, picked.data()}, held, places, locate, prefetch, visit);
+    ReadHeld(time, keys, ListedKeys{begin, picked.data()}, held, places, locate, prefetch, visit, reads,
+             only_memory);
   };
   // Until no more than `most` wait: those first that were put off first, for writers may have gone on since.
   const auto read_put_off = [&](int64_t most) {
@@ -217,8 +242,8 @@ void ShardedTable::ReadBatch(const void* keys, int64_t n, ParallelFor& threads, 
 
 template <class Key, class GoOn, class Missed>
 int64_t ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
-                                 const RowsOut& out, bool* found, const GoOn& go_on,
-                                 const Missed& missed) const {
+                                 const RowsOut& out, bool* found, const GoOn& go_on, const Missed& missed,
+                                 bool only_memory) const {
   const int64_t bytes = value_bytes_;
   int64_t read_to = begin;
   VisitRowBytes(bytes, [&](auto known) {
@@ -231,7 +256,7 @@ int64_t ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t
               // Scattered: the hardware foresees nothing of it.
               if (out.where != nullptr) PrefetchRow<kBytes, true>(out.rows + place * bytes, bytes);
               if (out.positions != nullptr) out.positions[place] = uint64_t{number} << 32 | row;
-              return shard.rows.Row(row);
+              return reinterpret_cast<const char*>(shard.rows.Find(row));
             },
         [bytes](const Shard&, const char* row) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(row, bytes); },
         [&](int64_t i, const Shard&, const char* row) {
@@ -248,7 +273,8 @@ int64_t ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t
             if (out.positions != nullptr) out.positions[place] = kNoPosition;
             missed(i);
           }
-        });
+        },
+        only_memory);
   });
   return read_to;
 }

@@ -30,6 +30,7 @@ void RowStore::PointAt(int slab) {
 }
 
 void RowStore::PrepareAllocate() {
+  if (cache_ != nullptr) cache_->PrepareAllocate(next_row());
   if (!free_.empty() || high_water_ < ready_) return;
   if (!slabs_.empty()) PreparePages();
   if (high_water_ < capacity_) return;
@@ -42,7 +43,7 @@ void RowStore::PrepareAllocate() {
   }
   slabs_.reserve(slabs_.size() + 1);
   Slab added;
-  added.rows = MakeRows(slab, row_bytes_, &nursery_);
+  if (cache_ == nullptr) added.rows = MakeRows(slab, row_bytes_, &nursery_);
   added.stamps = Region(rows * sizeof(RowStamp), huge_pages_ ? Pages::kHugeAsFilled : Pages::kOrdinary,
                         "a table's stamps");
   added.live = Region(rows / 8, Pages::kOrdinary, "a table's liveness bits");
@@ -91,16 +92,19 @@ uint32_t RowStore::Allocate() noexcept {
     free_.pop_back();
   }
   *LiveWord(row) |= uint64_t{1} << (row % 64);
+  if (cache_ != nullptr) cache_->Allocate(row);
   for (ReusedRows* rows : watching_) rows->Add(row);
   return row;
 }
 
 void RowStore::Free(uint32_t row) noexcept {
   *LiveWord(row) &= ~(uint64_t{1} << (row % 64));
+  if (cache_ != nullptr) cache_->Free(row);
   free_.push_back(row);
 }
 
 void RowStore::Clear() {
+  if (cache_ != nullptr) cache_->Clear();
   slabs_.clear();
   slabs_.shrink_to_fit();
   nursery_ = Region();
@@ -126,7 +130,8 @@ void RowStore::Reserve(size_t rows) {
   while ((size_t{1} << base_bits_) < rows && base_bits_ < 30) ++base_bits_;
 }
 
-void RowStore::PrepareRelayout(int64_t row_bytes) {
+void RowStore::PrepareRelayout(int64_t row_bytes, const ConvertRows& convert) {
+  if (cache_ != nullptr) return cache_->PrepareRelayout(row_bytes, convert);
   NextRows next;
   next.row_bytes = row_bytes;
   next.slabs.reserve(kMaxSlabs);  // so that PrepareAllocate can add to them
@@ -137,6 +142,10 @@ void RowStore::PrepareRelayout(int64_t row_bytes) {
 }
 
 void RowStore::Relayout(const ConvertRows& convert) noexcept {
+  if (cache_ != nullptr) {
+    row_bytes_ = cache_->Relayout();
+    return;
+  }
   const int slabs = static_cast<int>(slabs_.size());
   const int64_t row_bytes = relayout_->row_bytes;
   for (int k = 0; k < slabs; ++k) {
@@ -161,6 +170,7 @@ void RowStore::Relayout(const ConvertRows& convert) noexcept {
 }
 
 int64_t RowStore::TouchedRowBytes() const {
+  if (cache_ != nullptr) return cache_->TouchedRowBytes();
   size_t bytes = 0;
   size_t nursery_end = 0;
   for (int k = 0; k < static_cast<int>(slabs_.size()); ++k) {
@@ -176,6 +186,7 @@ int64_t RowStore::TouchedRowBytes() const {
 
 int64_t RowStore::TouchedColumnBytes() const {
   size_t bytes = free_.capacity() * sizeof(uint32_t);
+  if (cache_ != nullptr) bytes += static_cast<size_t>(cache_->ColumnBytes());
   for (size_t k = 0; k < slabs_.size(); ++k) {
     const size_t used = SlabUsed(static_cast<int>(k));
     bytes +=

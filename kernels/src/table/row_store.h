@@ -1,14 +1,16 @@
-// The rows of one shard and the columns beside them. A row, once handed out, never moves.
+// The rows of one shard and the columns beside them. A row, once handed out, never moves, but where it is in a cache.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "memory/huge_pages.h"
+#include "spill/row_cache.h"
 #include "table/reused_rows.h"
 
 namespace kvtable {
@@ -34,13 +36,27 @@ class RowStore {
   static constexpr int kMinBaseBits = 6;                   // whole words of the liveness bitmap
   static constexpr uint32_t kMaxRows = uint32_t{3} << 30;  // row + first slab's rows must fit in 32 bits
 
-  RowStore(int64_t row_bytes, bool huge_pages) : row_bytes_(row_bytes), huge_pages_(huge_pages) {}
+  // With `cache`, rows are where that has them, and slabs hold what is beside them.
+  RowStore(int64_t row_bytes, bool huge_pages, std::unique_ptr<RowCache> cache = nullptr)
+      : row_bytes_(row_bytes), cache_(std::move(cache)), huge_pages_(huge_pages) {}
   RowStore(const RowStore&) = delete;
   RowStore& operator=(const RowStore&) = delete;
 
+  // The bytes of a row; of a store with a cache, of one that is in memory.
   char* Row(uint32_t row) const {
+    if (__builtin_expect(cache_ != nullptr, 0)) return cache_->Row(row);
     return reinterpret_cast<char*>(base_[SlabOf(row)].rows + row * static_cast<uintptr_t>(row_bytes_));
   }
+  // What a lookup goes on with: the address of a row; of a store with a cache, kByNumber and its number, by which the
+  // cache, which is asked to be near, tells where it is.
+  static constexpr uintptr_t kByNumber = uintptr_t{1} << 62;  // no address of a process has it
+  uintptr_t Find(uint32_t row) const {
+    if (__builtin_expect(cache_ == nullptr, 1)) return reinterpret_cast<uintptr_t>(Row(row));
+    cache_->Prefetch(row);
+    return kByNumber | row;
+  }
+  // What keeps rows in a file; null: all rows are in memory.
+  RowCache* cache() const { return cache_.get(); }
   RowStamp* StampOf(uint32_t row) const {
     return reinterpret_cast<RowStamp*>(base_[SlabOf(row)].stamps + row * uintptr_t{sizeof(RowStamp)});
   }
@@ -70,11 +86,13 @@ class RowStore {
   // all memory, also for rows that come before the second step (address space: it is touched as it is
   // written); it throws Error(kResourceExhausted) or std::bad_alloc, and nothing has changed then. One of the
   // others follows it.
-  void PrepareRelayout(int64_t row_bytes);
-  // Fills `rows` consecutive rows of the new size.
-  using ConvertRows = std::function<void(const char* old_rows, char* new_rows, uint32_t rows)>;
+  // `convert` makes rows of the old size ones of the new size.
+  void PrepareRelayout(int64_t row_bytes, const ConvertRows& convert);
   void Relayout(const ConvertRows& convert) noexcept;
-  void CancelRelayout() noexcept { relayout_.reset(); }
+  void CancelRelayout() noexcept {
+    if (cache_ != nullptr) cache_->CancelRelayout();
+    relayout_.reset();
+  }
 
   int64_t row_bytes() const { return row_bytes_; }
   // Row numbers handed out so far, removed ones included: [0, high_water).
@@ -104,6 +122,8 @@ class RowStore {
   }
 
   int64_t TouchedRowBytes() const;
+  // Rows in the file.
+  int64_t spilled_rows() const { return cache_ == nullptr ? 0 : live_rows() - cache_->here(); }
   // Of stamps, liveness and the list of free rows.
   int64_t TouchedColumnBytes() const;
 
@@ -149,6 +169,7 @@ class RowStore {
   // as many rows as slab k - 1 holds would end, so all of them fit.
   Region MakeNursery(int64_t row_bytes) const;
   char* SlabData(int slab) const {
+    if (cache_ != nullptr) return nullptr;
     return InNursery(slab, row_bytes_) ? nursery_.data() + SlabBytes(slab, row_bytes_)
                                        : slabs_[static_cast<size_t>(slab)].rows.data();
   }
@@ -162,6 +183,7 @@ class RowStore {
   void PreparePages() noexcept;
 
   int64_t row_bytes_;
+  std::unique_ptr<RowCache> cache_;
   int base_bits_ = kMinBaseBits;
   uint32_t high_water_ = 0;
   uint64_t capacity_ = 0;  // rows that the slabs hold

@@ -44,7 +44,7 @@ struct OtherRows {
 
 bool ShardedTable::ReadInPlace(const void* keys, int64_t n, const Insertion* insertion, Missing missing,
                                const Read& read) {
-  if (ages_.Begin().expired_before != 0) return false;
+  if (spill_ != nullptr || ages_.Begin().expired_before != 0) return false;
   if (n == 0) return true;
   static const SearchHomes search_homes = BestSearchHomes();
   const std::shared_ptr<const InitialValue> init = initial();

@@ -18,11 +18,12 @@ namespace kvtable {
 
 // Everything but `size` is guarded by `lock`.
 struct alignas(64) Shard {
-  // `phase` is that of its index.
-  Shard(ReadSeats* seats, int number, std::shared_ptr<const RowLayout> row_layout, bool huge_pages, double phase = 0)
+  // `phase` is that of its index. With `cache`, rows are where that has them.
+  Shard(ReadSeats* seats, int number, std::shared_ptr<const RowLayout> row_layout, bool huge_pages, double phase = 0,
+        std::unique_ptr<RowCache> cache = nullptr)
       : lock(seats, number),
         index(huge_pages, phase),
-        rows(row_layout->row_bytes, huge_pages),
+        rows(row_layout->row_bytes, huge_pages, std::move(cache)),
         layout(std::move(row_layout)) {}
 
   mutable ShardLock lock;
@@ -38,6 +39,7 @@ struct alignas(64) Shard {
   // for a new row; then nothing has changed yet.
   void BeforeWrite(uint32_t row, bool is_new) {
     if (__builtin_expect(watch != nullptr, 0)) watch->BeforeWrite(rows, row, is_new);
+    if (__builtin_expect(rows.cache() != nullptr, 0)) rows.cache()->BeforeWrite(row);
     zeroed.Unmark(row);
   }
   // The same where the contents of the row stay, and with them what is known of its zeros.

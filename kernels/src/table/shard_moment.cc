@@ -50,9 +50,17 @@ void ShardMoment::PutAside(const RowStore& rows, uint32_t row) {
     aside_.push_back(std::make_unique<AsideBlock>(whole_->memory, rows.row_bytes()));
   }
   const uint64_t position = static_cast<uint64_t>(shard_) << 32 | row;
+  const char* bytes;
+  FileReads read;
+  if (rows.cache() == nullptr || rows.cache()->IsHere(row)) {
+    bytes = rows.Row(row);
+  } else {
+    read.Add(*rows.cache(), rows.cache()->SlotOf(row));
+    read.Run();
+    bytes = read.Row(0);
+  }
   const uint64_t score = whole_->score_of ? whole_->score_of(position) : 0;
-  aside_.back()->Add({*rows.StampOf(row), score, Born(row) ? uint64_t{1} : 0}, rows.Row(row),
-                     rows.row_bytes());
+  aside_.back()->Add({*rows.StampOf(row), score, Born(row) ? uint64_t{1} : 0}, bytes, rows.row_bytes());
 }
 
 }  // namespace kvtable

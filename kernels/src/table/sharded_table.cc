@@ -43,11 +43,25 @@ ShardedTable::ShardedTable(const TableOptions& options)
       initial_(
           std::make_shared<InitialValue>(options.initializer, options.value_type, options.dim, padding_key_)),
       ages_(options.expiry) {
-  const int shards = options.shards == 0 ? DefaultShards() : options.shards;
+  int shards = options.shards == 0 ? DefaultShards() : options.shards;
+  // Fewer where each would have memory for but a few rows.
+  const int64_t well = 16 * RowCache::kLeastRows * RowCache::BytesInMemory(layout_->row_bytes);
+  while (options.shards == 0 && options.max_memory > 0 && shards > 1 && options.max_memory / shards < well) {
+    shards /= 2;
+  }
   while ((1 << shard_bits_) < shards) ++shard_bits_;
+  if (options.max_memory > 0) {
+    spill_ = std::make_shared<SpillFile>(options.spill, options.name, options.max_memory, shards);
+  }
   for (int i = 0; i < shards; ++i) {
+    std::unique_ptr<RowCache> cache;
+    if (spill_ != nullptr) {
+      cache = std::make_unique<RowCache>(spill_, layout_->row_bytes, options.max_memory / shards,
+                                         options.huge_pages);
+    }
     const double phase = static_cast<double>(i) / shards;
-    shards_.push_back(std::make_unique<Shard>(&seats_, i, layout_, options.huge_pages, phase));
+    shards_.push_back(
+        std::make_unique<Shard>(&seats_, i, layout_, options.huge_pages, phase, std::move(cache)));
   }
   if (options.capacity_hint > 0) Reserve(options.capacity_hint, Serial());
 }
@@ -57,14 +71,20 @@ MemoryUse ShardedTable::Memory() const {
   for (const auto& shard : shards_) {
     std::shared_lock<ShardLock> hold(shard->lock);
     const int64_t rows = shard->rows.live_rows();
-    const int64_t row_bytes = rows * shard->rows.row_bytes();
     use.rows += rows;
-    use.row_bytes += row_bytes;
+    use.row_bytes += (rows - shard->rows.spilled_rows()) * shard->rows.row_bytes();
     use.index_bytes += static_cast<int64_t>(shard->index.bytes());
     use.column_bytes += shard->rows.TouchedColumnBytes() + shard->zeroed.bytes();
     if (shard->watch != nullptr && shard->watch->log != nullptr)
       use.column_bytes += shard->watch->log->bytes();
-    use.slack_bytes += shard->rows.TouchedRowBytes() - row_bytes;
+    const int64_t spilled = shard->rows.spilled_rows();
+    use.spilled_rows += spilled;
+    use.slack_bytes += shard->rows.TouchedRowBytes() - (rows - spilled) * shard->rows.row_bytes();
+  }
+  if (spill_ != nullptr) {
+    use.file_bytes = spill_->bytes();
+    use.rows_read = spill_->rows_read.load(std::memory_order_relaxed);
+    use.rows_written = spill_->rows_written.load(std::memory_order_relaxed);
   }
   std::lock_guard<std::mutex> hold(changes_mutex_);
   use.column_bytes += log_.bytes();
@@ -136,6 +156,19 @@ std::unique_ptr<Table> Table::Create(const TableOptions& options) {
   if (options.max_capacity < 0) {
     ThrowInvalid("A max_capacity of " + std::to_string(options.max_capacity) +
                  "; expected 1 or more rows, or 0 for no bound.");
+  }
+  if (options.max_memory < 0) {
+    ThrowInvalid("A max_memory of " + std::to_string(options.max_memory) +
+                 "; expected 1 or more bytes, or 0 for no bound.");
+  }
+  if ((options.max_memory > 0) != !options.spill.empty()) {
+    ThrowInvalid(
+        options.spill.empty()
+            ? "A max_memory of " + std::to_string(options.max_memory) +
+                  " bytes, and no folder for the rows that they have no room for. Name one on a local disk "
+                  "in spill=."
+            : "A spill folder '" + options.spill +
+                  "', and nothing says how many rows stay in memory. Give max_memory=, in bytes.");
   }
   auto table = std::make_unique<ShardedTable>(options);
   if (options.max_capacity == 0) return table;

@@ -38,7 +38,10 @@
 // waits for room there before it takes any lock. Clear and EnsureSlots, which change all rows, wait for these
 // exports to end before they take any lock (MomentGate), and make the change log start anew.
 //
-// A row's number stays the same for life, and its address until EnsureSlots gives its shard another layout.
+// A row's number stays the same for life, and its address until EnsureSlots gives its shard another layout. Of a table
+// that spills, rows have addresses while they are in memory only (spill/row_cache.h): who holds a shard exclusively
+// brings in those that he is going to write; who holds it shared reads others from the file. Both may wait for the disk
+// with the lock in hand, which waits for nobody.
 // Nothing outside a lock remembers the address. A number may be remembered (RowsOut::positions), and proves
 // nothing: after a removal the row may be free or another key's.
 #pragma once
@@ -219,26 +222,35 @@ class ShardedTable : public Table, public RowsInPlace {
   // Looks up keys[begin, end) block by block: check(shard) once for each shard of a block, which may throw;
   // locate(i, number of shard, shard, row) -> pointer for each key that has a row; then prefetch(shard, pointer)
   // and some steps later visit(i, shard, pointer), with null for a missing key: one without a row, or whose row
-  // has expired. Keys whose shards are being written come last. Ends early where go_on(i), asked after each block with
-  // the key that comes next, is false. Returns where it ended: all keys before that have been visited.
+  // has expired, or, with `only_memory`, is in the file. Keys whose shards are being written come last. Ends early
+  // where go_on(i), asked after each block with the key that comes next, is false. Returns where it ended: all keys
+  // before that have been visited.
   template <class Key, class GoOn, class Check, class LocateRow, class Prefetch, class Visit>
   int64_t ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const GoOn& go_on,
-                    const Check& check, const LocateRow& locate, const Prefetch& prefetch,
-                    const Visit& visit) const;
-  // One block of it, keys[which[0, count)], with the shards that they need in hand.
+                    const Check& check, const LocateRow& locate, const Prefetch& prefetch, const Visit& visit,
+                    bool only_memory = false) const;
+  // One block of it, keys[which[0, count)], with the shards that they need in hand. Of tables that spill with `reads`,
+  // for rows in the file.
   template <class Key, class Which, class Places, class LocateRow, class Prefetch, class Visit>
   __attribute__((noinline)) static void ReadHeld(const BatchTime& time, const Key* keys, const Which& which,
                                                  int64_t count, const Places& places, const LocateRow& locate,
-                                                 const Prefetch& prefetch, const Visit& visit);
+                                                 const Prefetch& prefetch, const Visit& visit,
+                                                 FileReads* reads = nullptr, bool only_memory = false);
+  // Of a table that spills: makes the row numbers among what was found addresses, of rows in memory or of copies in
+  // `reads`; with `only_memory` null for rows in the file.
+  template <class Places>
+  static void FindSpilled(const Places& places, uintptr_t* found, int64_t count, bool only_memory,
+                          FileReads* reads);
   // The same for all keys of a batch, shared out among the threads.
   template <class Check, class LocateRow, class Prefetch, class Visit>
   void ReadBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
                  const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const;
   // Copies the values of keys[begin, end) to their places, and calls missed(i) for the keys that are not
-  // there. `go_on` and what is returned are as of ReadRange.
+  // there; with `only_memory`, also for those whose rows are in the file. `go_on` and what is returned are as of
+  // ReadRange.
   template <class Key, class GoOn, class Missed>
   int64_t ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const RowsOut& out,
-                     bool* found, const GoOn& go_on, const Missed& missed) const;
+                     bool* found, const GoOn& go_on, const Missed& missed, bool only_memory = false) const;
 
   // In write_groups.h.
   // Calls write(group) for each, on the threads, beginning with those whose shards nobody is writing.
@@ -260,6 +272,13 @@ class ShardedTable : public Table, public RowsInPlace {
   int64_t WriteTurn(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
                     const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
                     const Write& write);
+  // The same with the lock in hand; of a table that spills, the rows of the group are in memory.
+  template <bool kOnlyNew, class Hint, class PrefetchInput, class Write>
+  int64_t WriteRows(const BatchTime& time, Shard* shard, const ShardGroups::Group& group, bool existing_only,
+                    const Hint& hint, const PrefetchInput& prefetch_input, const Write& write);
+  // Has the rows of these keys in memory, and places for new ones where there may be any.
+  template <class Hint>
+  static void BringIn(Shard* shard, const ShardGroups::Group& group, bool existing_only, const Hint& hint);
   template <class Check, class PrefetchInput, class Write>
   void WriteBatch(const BatchTime& time, const void* keys, int64_t n, bool existing_only,
                   ParallelFor& threads, const Check& check, const PrefetchInput& prefetch_input,
@@ -327,6 +346,7 @@ class ShardedTable : public Table, public RowsInPlace {
   const std::optional<uint64_t> padding_key_;
   int shard_bits_ = 0;
   mutable ReadSeats seats_;
+  std::shared_ptr<SpillFile> spill_;  // null: all rows are in memory
   std::vector<std::unique_ptr<Shard>> shards_;
 
   RwSpinlock slots_lock_;

@@ -12,6 +12,7 @@
 #include "base/always_inline.h"
 #include "base/hash.h"
 #include "memory/copy_rows.h"
+#include "memory/scratch.h"
 #include "table/check_batch.h"
 #include "table/sharded_table.h"
 #include "threads/run_tasks.h"
@@ -27,6 +28,7 @@ inline void StampRow(RowStamp* row, Stamp stamp) {
 }
 
 inline constexpr int64_t kKeysPerTurn = 256;  // that are written before lookups that wait are let in
+inline constexpr int64_t kKeysBroughtIn = 16 * kKeysPerTurn;  // from a file at a time
 
 template <class Write>
 void ShardedTable::ForGroups(const ShardGroups& groups, ParallelFor& threads, const Write& write) {
@@ -71,6 +73,56 @@ int64_t ShardedTable::WriteTurn(const BatchTime& time, const ShardGroups::Group&
   Shard& shard = *shards_[static_cast<size_t>(group.shard)];
   std::lock_guard<ShardLock> hold(shard.lock);
   check(shard);
+  // Of a table that spills, as many keys at a time as there are surely places for in memory. When a turn ends, rows that
+  // it brought in may go again: the next one begins with those that it has left.
+  int64_t done = 0;
+  while (done < group.count) {
+    ShardGroups::Group part{group.shard, group.keys + done, group.positions + done, group.count - done};
+    if (__builtin_expect(spill_ != nullptr, 0)) {
+      part.count = std::min<int64_t>({part.count, kKeysBroughtIn, shard.rows.cache()->most_rows()});
+      BringIn(&shard, part, existing_only, hint);
+    }
+    const int64_t written =
+        WriteRows<kOnlyNew>(time, &shard, part, existing_only, hint, prefetch_input, write);
+    done += written;
+    if (written < part.count) break;
+  }
+  return done;
+}
+
+template <class Hint>
+void ShardedTable::BringIn(Shard* shard, const ShardGroups::Group& group, bool existing_only,
+                           const Hint& hint) {
+  Scratch<uint32_t> there(static_cast<size_t>(group.count));
+  size_t count = 0;
+  const uint32_t known_rows = shard->rows.high_water();
+  for (int64_t i = 0; i < group.count; ++i) {
+    if (i + kAhead < group.count) {
+      const uint32_t next = hint(group.positions[i + kAhead]);
+      if (next < known_rows) {
+        __builtin_prefetch(shard->rows.StampOf(next));
+      } else {
+        __builtin_prefetch(shard->index.Home(Mix64(group.keys[i + kAhead])));
+      }
+    }
+    const uint64_t key = group.keys[i];
+    uint32_t row = hint(group.positions[i]);
+    if (row >= known_rows || shard->rows.StampOf(row)->key != key || !shard->rows.IsLive(row)) {
+      row = shard->index.Find(key, shard->index.Home(Mix64(key)));
+    }
+    if (row != BucketIndex::kNoRow) there[count++] = row;
+  }
+  const size_t more = existing_only ? 0 : static_cast<size_t>(group.count) - count;
+  shard->rows.cache()->BringIn(there.data(), count, more);
+}
+
+template <bool kOnlyNew, class Hint, class PrefetchInput, class Write>
+KVTABLE_ALWAYS_INLINE inline int64_t ShardedTable::WriteRows(const BatchTime& time, Shard* of_group,
+                                                             const ShardGroups::Group& group,
+                                                             bool existing_only, const Hint& hint,
+                                                             const PrefetchInput& prefetch_input,
+                                                             const Write& write) {
+  Shard& shard = *of_group;
   const int64_t row_bytes = shard.rows.row_bytes();
   const uint32_t known_rows = shard.rows.high_water();
   const auto has_hint = [&](int64_t i)
