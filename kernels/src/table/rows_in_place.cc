@@ -3,10 +3,12 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/hash.h"
 #include "memory/copy_rows.h"
+#include "table/block_hold.h"
 #include "table/search_buckets.h"
 #include "table/sharded_table.h"
 #include "values/elements.h"
@@ -73,7 +75,16 @@ bool ShardedTable::ReadInPlace(const void* keys, int64_t n, const Insertion* ins
   for (;;) {
     absent.clear();
     {
-      const SharedHold hold(shards_, touched);
+      // Shards are waited for only by who has inserted already: the others go another way, which waits for one at a
+      // time, and has none in hand meanwhile.
+      std::optional<BlockHold> block;
+      std::optional<SharedHold> all;
+      if (inserted == 0) {
+        block.emplace(&seats_, shards_, touched, false);
+        if (block->shards() != touched) return false;
+      } else {
+        all.emplace(shards_, touched);
+      }
       const std::unique_ptr<Shard>* const shards = shards_.data();
       const auto shard_of = [&](size_t i) -> const Shard& {
         return *shards[static_cast<size_t>(ShardOf(hashes[i], shard_bits_))];
