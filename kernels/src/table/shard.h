@@ -19,8 +19,8 @@ namespace kvtable {
 // Everything but `size` is guarded by `lock`.
 struct alignas(64) Shard {
   // `phase` is that of its index. With `cache`, rows are where that has them.
-  Shard(ReadSeats* seats, int number, std::shared_ptr<const RowLayout> row_layout, bool huge_pages, double phase = 0,
-        std::unique_ptr<RowCache> cache = nullptr)
+  Shard(ReadSeats* seats, int number, std::shared_ptr<const RowLayout> row_layout, bool huge_pages,
+        double phase = 0, std::unique_ptr<RowCache> cache = nullptr)
       : lock(seats, number),
         index(huge_pages, phase),
         rows(row_layout->row_bytes, huge_pages, std::move(cache)),
