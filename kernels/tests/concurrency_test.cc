@@ -371,7 +371,7 @@ void ASlowWriterHoldsUpNobodyElse() {
 }
 
 // A lookup that waits for a shard does not wait until a long write of it is done.
-void ALongWriteLetsLookupsIn() {
+void ALongWriteLetsLookupsIn(bool spilled) {
   constexpr int64_t kCount = 20000;
   bool let_in = false;
   for (int attempt = 0; attempt < 100 && !let_in; ++attempt) {  // a thread may get no processor for long
@@ -380,6 +380,7 @@ void ALongWriteLetsLookupsIn() {
     options.shards = 1;
     options.expiry.unit = AgeUnit::kSteps;
     options.expiry.max_age = 5;
+    if (spilled) options = Spilled(options, 8, attempt % 2 == 0 ? 64 : 2000);
     ShardedTable table(options);
     std::vector<int64_t> keys;
     for (int64_t key = 0; key < kCount; ++key) keys.push_back(key);
@@ -571,7 +572,8 @@ int main() {
   kvtable::SpinlockExcludes();
   kvtable::ReadersWhoWaitAreNext();
   kvtable::ASlowWriterHoldsUpNobodyElse();
-  kvtable::ALongWriteLetsLookupsIn();
+  kvtable::ALongWriteLetsLookupsIn(false);
+  kvtable::ALongWriteLetsLookupsIn(true);
   kvtable::LookupsWithoutASeatReadAsWell();
   kvtable::ColumnsFoundByNameAreNeverAnotherSlots();
   kvtable::PoolRunsFromManyThreadsAndRethrows();

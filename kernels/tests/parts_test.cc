@@ -13,6 +13,7 @@
 #include "kvtable/part_of.h"
 #include "kvtable/table.h"
 #include "pool.h"
+#include "spilled.h"
 #include "table/sharded_table.h"
 
 namespace kvtable {
@@ -24,9 +25,10 @@ KeyType TypeOf() {
   return std::is_signed_v<Key> ? KeyType::kInt64 : KeyType::kUint64;
 }
 
-// Half of the keys have rows; the others get their initial values, and with `insert` rows.
+// Half of the keys have rows; the others get their initial values, and with `insert` rows. The last part may keep most of
+// its rows in a file.
 template <class Key>
-void PartsAreAsOneTable(int64_t num_parts, int64_t dim, bool insert) {
+void PartsAreAsOneTable(int64_t num_parts, int64_t dim, bool insert, bool spilled = false) {
   constexpr int64_t kCount = 4000;
   TableOptions options;
   options.key_type = TypeOf<Key>();
@@ -39,7 +41,7 @@ void PartsAreAsOneTable(int64_t num_parts, int64_t dim, bool insert) {
   std::vector<std::unique_ptr<Table>> tables;
   TableParts parts;
   for (int64_t p = 0; p < num_parts; ++p) {
-    tables.push_back(Table::Create(options));
+    tables.push_back(Table::Create(spilled && p == num_parts - 1 ? Spilled(options, dim * 4) : options));
     parts.push_back(tables.back().get());
   }
   const PartOf<Key> part_of(num_parts);
@@ -157,6 +159,7 @@ int main() {
     PartsAreAsOneTable<int32_t>(2, 3, insert);
     PartsAreAsOneTable<uint64_t>(3, 1, insert);
     PartsAreAsOneTable<int64_t>(16, 4, insert);
+    PartsAreAsOneTable<int64_t>(2, 4, insert, true);
     PartsAreAsOneTable<int64_t>(17, 4, insert);  // more than are read in one pass
   }
   AWrittenPartIsReadWhenItIsFree();

@@ -17,8 +17,10 @@
 
 #include "check.h"
 #include "increments.h"
+#include "kvtable/bags.h"
 #include "kvtable/expiry.h"
 #include "kvtable/optimizer.h"
+#include "kvtable/pool_rows.h"
 #include "kvtable/table.h"
 #include "pool.h"
 #include "spill/file_calls.h"
@@ -424,6 +426,46 @@ void NothingIsLostWhereReadsFail() {
   CHECK(values(pair.memory.get(), keys) == values(pair.spilled.get(), keys));
 }
 
+// Pooled lookups read rows where they lie, but those in the file.
+void PooledLookupsAreTheSame() {
+  constexpr int64_t kRows = 2000;
+  constexpr int64_t kIds = 6000;
+  constexpr int64_t kBags = kIds / 5;
+  Pair pair(Options());
+  std::vector<int64_t> keys, ids, splits;
+  std::vector<float> rows;
+  for (int64_t i = 0; i < kRows; ++i) {
+    keys.push_back(i);
+    for (int64_t j = 0; j < kDim; ++j) rows.push_back(static_cast<float>(i + j) / 3);
+  }
+  pair.Both([&](Table* table) { table->Upsert(keys.data(), kRows, rows.data(), {1, 1}, Pool()); });
+  Random random(5);
+  for (int64_t i = 0; i < kIds; ++i) ids.push_back(static_cast<int64_t>(random.Next(kRows + kRows / 8)));
+  for (int64_t bag = 0; bag <= kBags; ++bag) splits.push_back(bag * (kIds / kBags));
+  BagsInput input;
+  input.keys = ids.data();
+  input.n = kIds;
+  input.bags = kBags;
+  input.splits = splits.data();
+  const Bags bags(input);
+  for (const bool insert : {false, true}) {
+    MissingKeys missing;
+    missing.insert = insert;
+    missing.missing = Missing::kInitial;
+    missing.stamp = {1, 2};
+    std::vector<float> pooled[2];
+    int side = 0;
+    pair.Both([&](Table* table) {
+      std::vector<float>& out = pooled[side++];
+      out.resize(kBags * kDim);
+      PoolRows({{{table}, &bags, Combiner::kMean, out.data(), missing}}, Pool());
+      CHECK(table->Size() == kRows || insert);
+    });
+    CHECK(std::memcmp(pooled[0].data(), pooled[1].data(), pooled[0].size() * sizeof(float)) == 0);
+    CheckSame(&pair, kRows + kRows / 8 + 200);
+  }
+}
+
 // Slots come and go while rows do, from several threads, and no disk has room for more.
 void SlotsChangeBesideWrites() {
   const auto table = Table::Create(Spilled(Options(), kMostBytes));
@@ -473,6 +515,7 @@ int main() {
   kvtable::NothingIsLostWhereWritesFail(false);
   kvtable::AFullDiskStillTrains();
   kvtable::NothingIsLostWhereReadsFail();
+  kvtable::PooledLookupsAreTheSame();
   kvtable::SlotsChangeBesideWrites();
   return 0;
 }

@@ -85,7 +85,7 @@ int64_t ShardedTable::WriteTurn(const BatchTime& time, const ShardGroups::Group&
     const int64_t written =
         WriteRows<kOnlyNew>(time, &shard, part, existing_only, hint, prefetch_input, write);
     done += written;
-    if (written < part.count) break;
+    if (written < part.count || (!kOnlyNew && shard.lock.readers_wait())) break;
   }
   return done;
 }
