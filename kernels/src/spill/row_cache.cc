@@ -277,12 +277,18 @@ void RowCache::OpenSegment() {
   size_t slots = 0;
   size_t live = 0;
   uint32_t least = kNone;
+  uint32_t dead = kNone;
   for (uint32_t s = 0; s < segments_.size(); ++s) {
     Segment& segment = segments_[s];
     if (segment.bytes == 0 || s == spare_) continue;
     if (segment.live == 0) {  // nobody needs it any more
       if (s == open_) open_ = kNone;
-      LetGo(s);
+      // But for one, for on a full disk what was let go may be another's before it is asked for again.
+      if (dead == kNone && segment.format == format_ && segment.bytes == segments_[spare_].bytes) {
+        dead = s;
+      } else {
+        LetGo(s);
+      }
       continue;
     }
     slots += segment.slots;
@@ -290,7 +296,16 @@ void RowCache::OpenSegment() {
     if (segment.live >= segments_[spare_].slots || segment.damaged) continue;
     if (least == kNone || segment.live < segments_[least].live) least = s;
   }
-  if (least != kNone && slots >= 2 * live + 4 * segments_[spare_].slots && Clean(least)) return;
+  if (least != kNone && slots >= 2 * live + 4 * segments_[spare_].slots && Clean(least)) {
+    if (dead != kNone) LetGo(dead);
+    return;
+  }
+  if (dead != kNone) {
+    segments_[dead].used = 0;
+    segments_[dead].damaged = false;
+    open_ = dead;
+    return;
+  }
   try {
     open_ = NewSegment();
   } catch (const Error&) {
