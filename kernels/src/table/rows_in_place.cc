@@ -3,7 +3,6 @@
 #include <array>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "base/hash.h"
@@ -15,24 +14,6 @@
 
 namespace kvtable {
 namespace {
-
-// The shared locks of the shards that bits name.
-class SharedHold {
- public:
-  SharedHold(const std::vector<std::unique_ptr<Shard>>& all, uint64_t shards) : all_(all), shards_(shards) {
-    for (uint64_t left = shards; left != 0; left &= left - 1) At(left).lock.lock_shared();
-  }
-  ~SharedHold() {
-    for (uint64_t left = shards_; left != 0; left &= left - 1) At(left).lock.unlock_shared();
-  }
-  SharedHold(const SharedHold&) = delete;
-  SharedHold& operator=(const SharedHold&) = delete;
-
- private:
-  const Shard& At(uint64_t left) const { return *all_[static_cast<size_t>(__builtin_ctzll(left))]; }
-  const std::vector<std::unique_ptr<Shard>>& all_;
-  const uint64_t shards_;
-};
 
 // Some rows of a table, each aligned for its elements.
 struct OtherRows {
@@ -75,15 +56,10 @@ bool ShardedTable::ReadInPlace(const void* keys, int64_t n, const Insertion* ins
   for (;;) {
     absent.clear();
     {
-      // Shards are waited for only by who has inserted already: the others go another way, which waits for one at a
-      // time, and has none in hand meanwhile.
-      std::optional<BlockHold> block;
-      std::optional<SharedHold> all;
-      if (inserted == 0) {
-        block.emplace(&seats_, shards_, touched, false);
-        if (block->shards() != touched) return false;
-      } else {
-        all.emplace(shards_, touched);
+      const BlockHold hold(&seats_, shards_, touched, false);
+      if (hold.shards() != touched) {  // a writer has one: copies can be had shard by shard
+        looked_up_.fetch_sub(inserted, std::memory_order_relaxed);  // whoever copies counts all keys
+        return false;
       }
       const std::unique_ptr<Shard>* const shards = shards_.data();
       const auto shard_of = [&](size_t i) -> const Shard& {
