@@ -33,7 +33,7 @@ import report
 from cases.case import SIZES, Case, Size
 from command_line import command_line
 from engine import table_engine
-from locks import locks
+from lock_waits import locks
 from machine import file_name, machine
 from peers import tfra
 from turns import KEEP_MEMORY, WorkerError, Workers, measure, workers

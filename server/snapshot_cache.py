@@ -40,6 +40,7 @@ _MOST_SNAPSHOTS = 16
 _CONTENTS = 2
 """Rises when something else is written from the same source, so that those of before are made again."""
 _BYTES_OF_KEY = 9  # with its share of the directory
+_TRIES = 3
 _CLOCK_TICK = 0.02
 """Seconds between two times of a file system that differ for sure."""
 
@@ -177,8 +178,17 @@ def _write(
     checkpoint: Checkpoint, tables: Sequence[TableReader], path: Path, progress: Progress | None, *, stays: bool = True
 ) -> Snapshot:
     started = time.monotonic()
-    write_tables(tables, path, NAME, options=WriteOptions(force=True), progress=progress)
-    snapshot = Snapshot(path)
+    snapshot = None
+    for left in reversed(range(_TRIES)):
+        write_tables(tables, path, NAME, options=WriteOptions(force=True), progress=progress)
+        try:
+            snapshot = Snapshot(path)
+            break
+        except BadInputError:
+            # Until it is open nothing says that it is in use: another process that needs room may have removed it.
+            if left == 0 or path.exists():
+                raise
+    assert snapshot is not None
     seconds = time.monotonic() - started
     where = f"'{path}'" if stays else f"a file without a name in '{path.parent}'"
     size = f"{snapshot.bytes:,}"

@@ -167,6 +167,23 @@ def test_snapshots_take_half_of_the_free_space_and_those_in_use_stay(
     assert [served(fourth), served(fifth)] == [3, 4]
 
 
+def test_a_snapshot_that_another_process_removes_before_it_is_open_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+
+    def write_tables_twice(tables: Any, path: Path, *others: Any, **named: Any) -> Any:
+        account = write_tables(tables, path, *others, **named)
+        written.append(path)
+        if len(written) == 1:
+            path.unlink()
+        return account
+
+    monkeypatch.setattr("kvtools.server.snapshot_cache.write_tables", write_tables_twice)
+    store = TableStore(write(tmp_path / "a.npz", 1), cache=tmp_path / "cache")
+    assert served(store) == 1 and len(written) == 2 and snapshots(tmp_path / "cache") == [written[0].name]
+
+
 def test_the_log_says_when_a_snapshot_is_made_and_where_it_lies(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
