@@ -74,7 +74,7 @@ void BucketIndex::Grow() {
   const double least = num_buckets_ * (1 + kGrowth) / 2;
   double buckets = kMinBuckets * std::pow(kGrowth, phase_);
   while (buckets < least) buckets *= kGrowth;
-  Rebuild(static_cast<uint32_t>(std::min(std::ceil(buckets), static_cast<double>(kMaxBuckets))));
+  Rebuild(static_cast<uint32_t>(std::min(buckets, static_cast<double>(kMaxBuckets))));
 }
 
 // Old buckets come in the order of hashes, and BucketOf keeps that order: both arrays are walked front to
