@@ -1,7 +1,6 @@
 #include "table/index.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <utility>
 
@@ -12,10 +11,10 @@ namespace {
 
 constexpr uint32_t kMinBuckets = 4;
 constexpr uint32_t kMaxBuckets = uint32_t{1} << 31;  // more than rows can fill
-// An eighth of the keys of a full index lie outside their home bucket, and it costs 16 bytes per key, right after
-// growth 18.4. Growth is a stream, so small steps are cheap.
-constexpr double kMaxLoad = 0.8;
-constexpr double kGrowth = 1.15;
+// A tenth of the keys of a full index lie outside their home bucket, and right after growth it costs
+// 64 / 5 / (kMaxLoad / kGrowth) = 20.5 bytes per key. Growth is a stream, so small steps are cheap.
+constexpr double kMaxLoad = 0.75;
+constexpr double kGrowth = 1.2;
 
 }  // namespace
 
@@ -69,25 +68,20 @@ void BucketIndex::Reserve(size_t keys) {
   Rebuild(std::max(kMinBuckets, static_cast<uint32_t>(buckets)));
 }
 
-// Sizes are those of a ladder, which begins where the phase says.
 void BucketIndex::Grow() {
-  const double least = num_buckets_ * (1 + kGrowth) / 2;
-  double buckets = kMinBuckets * std::pow(kGrowth, phase_);
-  while (buckets < least) buckets *= kGrowth;
-  Rebuild(static_cast<uint32_t>(std::min(buckets, static_cast<double>(kMaxBuckets))));
+  const double buckets = num_buckets_ * kGrowth + 1;
+  Rebuild(std::max(kMinBuckets, static_cast<uint32_t>(std::min(buckets, static_cast<double>(kMaxBuckets)))));
 }
 
 // Old buckets come in the order of hashes, and BucketOf keeps that order: both arrays are walked front to
 // back, at the speed of a copy.
 void BucketIndex::Rebuild(uint32_t new_buckets) {
-  // Where little is missing to the end of a huge page, the index takes that, too; else its end is on ordinary pages.
+  // Where the memory would end in the second half of a huge page, the index takes the rest of it, too.
   constexpr uint32_t kPageBuckets = kHugePage / sizeof(Bucket);
-  const uint32_t most_more = new_buckets / 32;
-  const uint32_t more = kPageBuckets - new_buckets % kPageBuckets;
-  if (huge_pages_ && more <= most_more) new_buckets += more;
-  const size_t bytes = static_cast<size_t>(new_buckets) * sizeof(Bucket);
-  Region old_memory(bytes, huge_pages_ ? Pages::kHugeAsFilled : Pages::kOrdinary, "a table's index");
-  old_memory.Fill(bytes, 0);
+  const uint32_t rest = new_buckets % kPageBuckets;
+  if (huge_pages_ && rest >= kPageBuckets / 2) new_buckets += kPageBuckets - rest;
+  Region old_memory(static_cast<size_t>(new_buckets) * sizeof(Bucket),
+                    huge_pages_ ? Pages::kHuge : Pages::kOrdinary, "a table's index");
   std::swap(memory_, old_memory);
   const Bucket* old = buckets_;
   const uint32_t old_buckets = num_buckets_;

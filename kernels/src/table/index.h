@@ -26,9 +26,7 @@ class BucketIndex {
  public:
   static constexpr uint32_t kNoRow = UINT32_MAX;
 
-  // Indices that fill side by side, as those of a table's shards do, are given phases spread over [0, 1): they grow one
-  // after the other, and the memory of all together follows the number of keys.
-  explicit BucketIndex(bool huge_pages, double phase = 0) : phase_(phase), huge_pages_(huge_pages) {}
+  explicit BucketIndex(bool huge_pages) : huge_pages_(huge_pages) {}
   BucketIndex(const BucketIndex&) = delete;
   BucketIndex& operator=(const BucketIndex&) = delete;
 
@@ -99,7 +97,6 @@ class BucketIndex {
   uint32_t num_buckets_ = 1;
   size_t size_ = 0;
   size_t max_size_ = 0;
-  double phase_;
   bool huge_pages_;
 };
 

@@ -18,11 +18,11 @@ namespace kvtable {
 
 // Everything but `size` is guarded by `lock`.
 struct alignas(64) Shard {
-  // `phase` is that of its index. With `cache`, rows are where that has them.
+  // With `cache`, rows are where that has them.
   Shard(ReadSeats* seats, int number, std::shared_ptr<const RowLayout> row_layout, bool huge_pages,
-        double phase = 0, std::unique_ptr<RowCache> cache = nullptr)
+        std::unique_ptr<RowCache> cache = nullptr)
       : lock(seats, number),
-        index(huge_pages, phase),
+        index(huge_pages),
         rows(row_layout->row_bytes, huge_pages, std::move(cache)),
         layout(std::move(row_layout)) {}
 

@@ -59,9 +59,7 @@ ShardedTable::ShardedTable(const TableOptions& options)
       cache = std::make_unique<RowCache>(spill_, layout_->row_bytes, options.max_memory / shards,
                                          options.huge_pages);
     }
-    const double phase = static_cast<double>(i) / shards;
-    shards_.push_back(
-        std::make_unique<Shard>(&seats_, i, layout_, options.huge_pages, phase, std::move(cache)));
+    shards_.push_back(std::make_unique<Shard>(&seats_, i, layout_, options.huge_pages, std::move(cache)));
   }
   if (options.capacity_hint > 0) Reserve(options.capacity_hint, Serial());
 }
