@@ -61,35 +61,12 @@ Region::Region(size_t bytes, Pages pages, const char* what) : size_(bytes) {
   if (before > 0) ::munmap(begin, before);
   if (kHugePage > before) ::munmap(data_ + mapped_, kHugePage - before);
   // A kernel without transparent huge pages refuses; ordinary pages do as well, only slower.
-  if (pages == Pages::kHuge && ::madvise(data_, huge_bytes_, MADV_HUGEPAGE) == 0) huge_to_ = huge_bytes_;
+  huge_ = pages == Pages::kHuge && ::madvise(data_, huge_bytes_, MADV_HUGEPAGE) == 0;
 }
 
 void Region::Collapse() {
-  if (huge_to_ == huge_bytes_) return;
-  if (::madvise(data_, huge_bytes_, MADV_COLLAPSE) == 0) huge_to_ = huge_bytes_;
-}
-
-size_t Region::Fill(size_t used, size_t spare) {
-  // Where pages cannot move later, they are huge from the start.
-  static const bool can_collapse = ::madvise(nullptr, 0, MADV_COLLAPSE) == 0;
-  if (spare >= kHugePage || !can_collapse) used = huge_bytes_;
-  while (huge_to_ < huge_bytes_ && used + spare >= huge_to_ + kHugePage) {
-    char* const page = data_ + huge_to_;
-    const bool is_in_use = filled_to_ > huge_to_;
-    size_t bytes = kHugePage;
-    if (!is_in_use) {
-      while (huge_to_ + bytes < huge_bytes_ && used + spare >= huge_to_ + bytes + kHugePage)
-        bytes += kHugePage;
-    }
-    if (::madvise(page, bytes, MADV_HUGEPAGE) != 0) {  // a kernel without them
-      huge_bytes_ = huge_to_;
-      break;
-    }
-    if (is_in_use) ::madvise(page, bytes, MADV_COLLAPSE);
-    huge_to_ += bytes;
-  }
-  filled_to_ = huge_to_ == huge_bytes_ ? std::max(mapped_, size_) : huge_to_ + kHugePage - spare;
-  return filled_to_;
+  if (huge_ || huge_bytes_ == 0) return;
+  huge_ = ::madvise(data_, huge_bytes_, MADV_COLLAPSE) == 0;
 }
 
 Region::~Region() {
@@ -108,8 +85,7 @@ Region& Region::operator=(Region&& other) noexcept {
   std::swap(size_, other.size_);
   std::swap(mapped_, other.mapped_);
   std::swap(huge_bytes_, other.huge_bytes_);
-  std::swap(huge_to_, other.huge_to_);
-  std::swap(filled_to_, other.filled_to_);
+  std::swap(huge_, other.huge_);
   return *this;
 }
 
@@ -117,7 +93,7 @@ size_t Region::TouchedBytes(size_t used) const {
   used = std::min(used, size_);
   if (used == 0) return 0;
   if (mapped_ == 0) return size_;
-  if (used <= huge_to_) return RoundUp(used, kHugePage);
+  if (huge_ && used <= huge_bytes_) return RoundUp(used, kHugePage);
   return std::min(mapped_, RoundUp(used, kPage));
 }
 

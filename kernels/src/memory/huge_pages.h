@@ -13,7 +13,6 @@ enum class Pages : uint8_t {
   kOrdinary,
   kHuge,
   kHugeOnceFull,  // ordinary pages until Collapse(): for memory that may never be used up
-  kHugeAsFilled,  // huge ones as Fill() has it: for memory that is used from its front on, and slowly
 };
 
 // A zeroed, 64-byte aligned run of memory. Small regions come from the heap (a model may have hundreds of
@@ -38,11 +37,6 @@ class Region {
   // it is.
   void Collapse();
 
-  // Of kHugeAsFilled: how many bytes at the front are in use now. A huge page of which more than `spare` bytes would
-  // lie idle is not taken yet: what is written there waits on ordinary pages and moves, at the same addresses, when
-  // the rest is small enough. Returns up to which byte the region may be used before this is asked again.
-  size_t Fill(size_t used, size_t spare);
-
   // Bytes of physical memory behind the first `used` bytes, once they have been written.
   size_t TouchedBytes(size_t used) const;
 
@@ -51,8 +45,7 @@ class Region {
   size_t size_ = 0;        // bytes asked for
   size_t mapped_ = 0;      // bytes mapped; 0: from the heap
   size_t huge_bytes_ = 0;  // bytes at the front that may be on huge pages
-  size_t huge_to_ = 0;     // of them, those that are
-  size_t filled_to_ = 0;   // what Fill returned last
+  bool huge_ = false;      // and are
 };
 
 }  // namespace kvtable

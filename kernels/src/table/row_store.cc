@@ -10,9 +10,9 @@
 namespace kvtable {
 namespace {
 
-// How much of huge pages may lie idle, in bytes for each row that the store has: of rows, and of stamps.
-constexpr double kIdleRowBytes = 1.0;
-constexpr double kIdleStampBytes = 0.25;
+// Stamps are touched front to back in small steps, and ordinary pages waste less at the end; from this size
+// on the waste is small against the slab.
+constexpr size_t kHugeStampsFrom = size_t{16} << 20;
 
 }  // namespace
 
@@ -31,9 +31,7 @@ void RowStore::PointAt(int slab) {
 
 void RowStore::PrepareAllocate() {
   if (cache_ != nullptr) cache_->PrepareAllocate(next_row());
-  if (!free_.empty() || high_water_ < ready_) return;
-  if (!slabs_.empty()) PreparePages();
-  if (high_water_ < capacity_) return;
+  if (!free_.empty() || high_water_ < capacity_) return;
   const int slab = static_cast<int>(slabs_.size());
   const size_t rows = SlabRows(slab);
   if (capacity_ + rows > kMaxRows) {
@@ -44,33 +42,21 @@ void RowStore::PrepareAllocate() {
   slabs_.reserve(slabs_.size() + 1);
   Slab added;
   if (cache_ == nullptr) added.rows = MakeRows(slab, row_bytes_, &nursery_);
-  added.stamps = Region(rows * sizeof(RowStamp), huge_pages_ ? Pages::kHugeAsFilled : Pages::kOrdinary,
-                        "a table's stamps");
+  const size_t stamp_bytes = rows * sizeof(RowStamp);
+  added.stamps =
+      Region(stamp_bytes, huge_pages_ && stamp_bytes >= kHugeStampsFrom ? Pages::kHuge : Pages::kOrdinary,
+             "a table's stamps");
   added.live = Region(rows / 8, Pages::kOrdinary, "a table's liveness bits");
   if (relayout_) relayout_->slabs.push_back(MakeRows(slab, relayout_->row_bytes, &relayout_->nursery));
   slabs_.push_back(std::move(added));
   PointAt(slab);
   capacity_ += rows;
-  PreparePages();
   if (slab > 0 && InNursery(slab - 1, row_bytes_) && !InNursery(slab, row_bytes_)) nursery_.Collapse();
-}
-
-void RowStore::PreparePages() noexcept {
-  const int slab = static_cast<int>(slabs_.size()) - 1;
-  Slab& s = slabs_.back();
-  const size_t used = SlabUsed(slab);
-  const auto rows_of = [&](Region* region, size_t element, double idle) {
-    if (region->data() == nullptr) return SIZE_MAX;
-    return (region->Fill(used * element, Idle(idle)) + element - 1) / element;
-  };
-  const size_t rows = std::min(rows_of(&s.rows, static_cast<size_t>(row_bytes_), kIdleRowBytes),
-                               rows_of(&s.stamps, sizeof(RowStamp), kIdleStampBytes));
-  ready_ = SlabBegin(slab) + std::min(SlabRows(slab), std::max(rows, used + 1));
 }
 
 Region RowStore::MakeRows(int slab, int64_t row_bytes, Region* nursery) const {
   if (!InNursery(slab, row_bytes)) {
-    return Region(SlabBytes(slab, row_bytes), huge_pages_ ? Pages::kHugeAsFilled : Pages::kOrdinary,
+    return Region(SlabBytes(slab, row_bytes), huge_pages_ ? Pages::kHuge : Pages::kOrdinary,
                   "a table's rows");
   }
   if (nursery->data() == nullptr) *nursery = MakeNursery(row_bytes);
@@ -112,7 +98,6 @@ void RowStore::Clear() {
   free_.shrink_to_fit();
   high_water_ = 0;
   capacity_ = 0;
-  ready_ = 0;
   if (relayout_) {
     relayout_->slabs.clear();
     relayout_->nursery = Region();
@@ -149,10 +134,7 @@ void RowStore::Relayout(const ConvertRows& convert) noexcept {
   const int slabs = static_cast<int>(slabs_.size());
   const int64_t row_bytes = relayout_->row_bytes;
   for (int k = 0; k < slabs; ++k) {
-    Region& rows = relayout_->slabs[static_cast<size_t>(k)];
-    if (rows.data() != nullptr) {
-      rows.Fill(SlabUsed(k) * static_cast<size_t>(row_bytes), Idle(kIdleRowBytes));
-    }
+    const Region& rows = relayout_->slabs[static_cast<size_t>(k)];
     char* const to =
         InNursery(k, row_bytes) ? relayout_->nursery.data() + SlabBytes(k, row_bytes) : rows.data();
     convert(SlabData(k), to, static_cast<uint32_t>(SlabUsed(k)));
@@ -165,7 +147,6 @@ void RowStore::Relayout(const ConvertRows& convert) noexcept {
     PointAt(k);
   }
   relayout_.reset();
-  if (slabs > 0) PreparePages();
   if (slabs > 0 && !InNursery(slabs - 1, row_bytes_)) nursery_.Collapse();
 }
 

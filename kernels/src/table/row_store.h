@@ -29,8 +29,7 @@ struct RowStamp {
 // Pages: the rows of slabs below kNurseryFrom bytes come from the heap, those of slabs from kHugePage bytes
 // on are mapped on huge pages. The rows of slabs in between share one mapping, the nursery, on ordinary
 // pages, which turn into huge ones when it is full. So a small table costs little, and a large one is on huge
-// pages but for a few rows. A huge page is taken when what it leaves idle is little beside the rows that there are: the
-// last rows of a store, and their stamps, wait on ordinary pages until then.
+// pages but for a few rows.
 class RowStore {
  public:
   static constexpr int kMinBaseBits = 6;                   // whole words of the liveness bitmap
@@ -128,7 +127,7 @@ class RowStore {
   int64_t TouchedColumnBytes() const;
 
  private:
-  static constexpr size_t kNurseryFrom = size_t{16} << 10;
+  static constexpr size_t kNurseryFrom = size_t{64} << 10;
 
   struct Slab {
     Region rows;  // empty for a slab in the nursery
@@ -176,18 +175,12 @@ class RowStore {
   // Rows handed out of a slab.
   size_t SlabUsed(int slab) const;
   void PointAt(int slab);
-  size_t Idle(double bytes_per_row) const {
-    return static_cast<size_t>(bytes_per_row * static_cast<double>(high_water_));
-  }
-  // Decides on the pages of the next rows of the last slab.
-  void PreparePages() noexcept;
 
   int64_t row_bytes_;
   std::unique_ptr<RowCache> cache_;
   int base_bits_ = kMinBaseBits;
   uint32_t high_water_ = 0;
   uint64_t capacity_ = 0;  // rows that the slabs hold
-  uint64_t ready_ = 0;     // of them, those on whose pages PreparePages has decided
   SlabBase base_[kMaxSlabs];
   Region nursery_;
   std::vector<Slab> slabs_;
