@@ -60,10 +60,13 @@ def read_rows(
 ) -> Iterator[Chunk]:
     """Yield the rows of these numbers [n], in their order, in chunks; only those of a snapshot are checked.
 
-    Within a chunk the table is read in its own order, which is what a disk, and a compressed file, likes.
+    The rows of some chunks together, of one where rows can be had one by one, are read in the table's own order, which
+    is what a disk, and a compressed file, likes.
     """
     size = row_bytes(table.schema, columns)
     step, some = max(1, memory // (8 * size)), max(1, _CHUNK_BYTES // size)
+    if table.direct:  # whoever takes the chunks works on one while the next is read
+        step = min(step, some)
     for start in range(0, len(rows), step):
         numbers = rows[start : start + step]
         order = np.argsort(numbers)
