@@ -66,7 +66,7 @@ CORE = (
 )
 """What must pass everywhere: one file or folder for each thing that touches TensorFlow, Keras or NumPy."""
 
-_MINUTES = 20
+_MINUTES = 60
 """For one pair; more than that is a hang."""
 
 

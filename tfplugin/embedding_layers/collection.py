@@ -137,6 +137,10 @@ class EmbeddingCollectionLayer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of any layer."""
         refuse_other_keras(self, args, kwargs)
+        # Keras asks every leaf of its arguments for its shape (3.12 does so of None, too), and an empty tuple has none.
+        args = (*args[:1], *map(_without_none, args[1:2]), *args[2:])
+        if "weights" in kwargs:
+            kwargs["weights"] = _without_none(kwargs["weights"])
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def call(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
@@ -173,6 +177,7 @@ class EmbeddingCollectionLayer:
         what = f"Layer '{self.name}'"  # type: ignore[attr-defined]
         ids = self._features.flat(inputs, "inputs", what)
         every = [None] * len(ids) if weights is None else self._features.flat(weights, "weights", what)
+        every = [None if isinstance(one, tuple) and not one else one for one in every]
         lookups = []
         for feature, one, of_one in zip(self._features.all, ids, every, strict=True):
             if not isinstance(one, tf.RaggedTensor):  # of which longer rows are cut
@@ -231,6 +236,19 @@ class EmbeddingCollectionLayer:
             return {key: cls._heard(value, tables) for key, value in told["dict"].items()}
         values = [cls._heard(value, tables) for value in told.get("list", told.get("tuple"))]
         return tuple(values) if "tuple" in told else values
+
+
+def _without_none(weights: Any, *, inside: bool = False) -> Any:
+    """The structure of weights with an empty tuple for each None within it.
+
+    >>> _without_none([None, 2.0]), _without_none(None)
+    ([(), 2.0], None)
+    """
+    if isinstance(weights, dict):
+        return {key: _without_none(one, inside=True) for key, one in weights.items()}
+    if type(weights) in (list, tuple):
+        return type(weights)(_without_none(one, inside=True) for one in weights)
+    return () if weights is None and inside else weights
 
 
 def _told(structure: Any) -> dict[str, Any]:
