@@ -212,33 +212,38 @@ def results() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def write_page(page: Path) -> None:
-    """Put the table of what is kept into a page, between its two marks."""
+    """Put the table of what is kept into a page, between its two marks; what was not run here stays as it is."""
     before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(before + BEGIN + table(results()) + END + after)
+    old, _, after = rest.partition(END)
+    page.write_text(before + BEGIN + table(results(), old) + END + after)
 
 
-def table(kept: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """A row for each TensorFlow, a column for each Python."""
+def table(kept: dict[tuple[str, str], dict[str, Any]], old: str = "") -> str:
+    """A row for each TensorFlow, a column for each Python; of `old`, such a table, what is not kept."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in old.splitlines()]
+    stood = {row[0]: row[1:] for row in rows if len(row) == len(PYTHONS) + 3}
     lines = [
         "| TensorFlow | " + " | ".join(f"Python {version}" for version in PYTHONS) + " | Keras | NumPy |",
         "|---|" + "---|" * len(PYTHONS) + "---|---|",
     ]
     for minor in MINORS:
-        cells, keras, numpy = [], set(), set()
-        for version in PYTHONS:
+        *before, keras_before, numpy_before = stood.get(minor.newest, ["not run"] * len(PYTHONS) + ["-", "-"])
+        cells: list[str] = []
+        keras, numpy = ({*names.split(", ")} - {"-"} for names in (keras_before, numpy_before))
+        if all((minor.newest, version) in kept for version in minor.pythons):
+            keras, numpy = set(), set()
+        for version, cell in zip(PYTHONS, before, strict=True):
             result = kept.get((minor.newest, version))
             if result is not None:
                 keras.add(result["keras"])
                 numpy.add(result["numpy"])
-            cells.append(_cell(result) if version in minor.pythons else "no TensorFlow for it")
+                cell = _cell(result)
+            cells.append(cell if version in minor.pythons else "no TensorFlow for it")
         lines.append(f"| {minor.newest} | {' | '.join(cells)} | {_range(keras)} | {_range(numpy)} |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(result: dict[str, Any] | None) -> str:
-    if result is None:
-        return "not run"
+def _cell(result: dict[str, Any]) -> str:
     failed = f"**{result['failed']} failed**, " if result["failed"] else ""
     return f"{failed}{result['passed']} passed"
 
