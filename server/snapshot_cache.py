@@ -178,22 +178,23 @@ def _write(
     checkpoint: Checkpoint, tables: Sequence[TableReader], path: Path, progress: Progress | None, *, stays: bool = True
 ) -> Snapshot:
     started = time.monotonic()
-    snapshot = None
-    for left in reversed(range(_TRIES)):
-        write_tables(tables, path, NAME, options=WriteOptions(force=True), progress=progress)
-        try:
-            snapshot = Snapshot(path)
-            break
-        except BadInputError:
-            # Until it is open nothing says that it is in use: another process that needs room may have removed it.
-            if left == 0 or path.exists():
-                raise
-    assert snapshot is not None
+    snapshot = _written(tables, path, progress, _TRIES)
     seconds = time.monotonic() - started
     where = f"'{path}'" if stays else f"a file without a name in '{path.parent}'"
     size = f"{snapshot.bytes:,}"
     log.info("made a snapshot of '%s' in %.1f s: %s (%s bytes)", checkpoint.path, seconds, where, size)
     return snapshot
+
+
+def _written(tables: Sequence[TableReader], path: Path, progress: Progress | None, tries: int) -> Snapshot:
+    write_tables(tables, path, NAME, options=WriteOptions(force=True), progress=progress)
+    try:
+        return Snapshot(path)
+    except BadInputError:
+        # Until it is open nothing says that it is in use: another process that needs room may have removed it.
+        if tries == 1 or path.exists():
+            raise
+        return _written(tables, path, progress, tries - 1)
 
 
 def _digest(*of: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cases.case import Case, Comparison, Side, Size
+from cases.train import parameters
 
 OF_FLOAT32 = 0.8
 DTYPES = ("float16", "bfloat16")
@@ -15,15 +16,7 @@ def cases(size: Size) -> list[Case]:
             group="half",
             title=f"{optimizer}, dim {dim}",
             work="train",
-            parameters={
-                "optimizer": optimizer,
-                "rows": size.train_rows,
-                "dim": dim,
-                "batch": size.batch,
-                "ids": "unique",
-                "batches": size.batches,
-                "parts": 1,
-            },
+            parameters=parameters(size, optimizer, dim, "unique"),
             sides={"float32": Side("kv"), **{dtype: Side("kv", {"dtype": dtype}) for dtype in DTYPES}},
             items=size.batch,
             comparisons=tuple(Comparison(dtype, "float32", at_least=OF_FLOAT32) for dtype in DTYPES),

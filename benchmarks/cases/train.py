@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cases.case import Case, Comparison, Side, Size
 
 TIMES_TFRA = {("SGD", 16): 3.0, ("SGD", 64): 2.5, ("Adam", 16): 8.0, ("Adam", 64): 4.0}
@@ -11,6 +13,19 @@ DE_TIMES_TFRA = {"Adam": 4.0}
 FLOOR = {16: 0.6, 64: 0.7}  # share of the memory floor asked for
 
 
+def parameters(size: Size, optimizer: str, dim: int, ids: str) -> dict[str, Any]:
+    """Those of a step of one table."""
+    return {
+        "optimizer": optimizer,
+        "rows": size.train_rows,
+        "dim": dim,
+        "batch": size.batch,
+        "ids": ids,
+        "batches": size.batches,
+        "parts": 1,
+    }
+
+
 def cases(size: Size) -> list[Case]:
     """One case per optimizer, dim and kind of ids. Targets of the floor are for unique ids."""
     return [
@@ -18,15 +33,7 @@ def cases(size: Size) -> list[Case]:
             group="train",
             title=f"{optimizer}, dim {dim}, {ids} ids",
             work="train",
-            parameters={
-                "optimizer": optimizer,
-                "rows": size.train_rows,
-                "dim": dim,
-                "batch": size.batch,
-                "ids": ids,
-                "batches": size.batches,
-                "parts": 1,
-            },
+            parameters=parameters(size, optimizer, dim, ids),
             sides={"kv": Side("kv"), "de": Side("de"), "dense": Side("dense"), "TFRA": Side("tfra")},
             items=size.batch,
             comparisons=(

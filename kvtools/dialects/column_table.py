@@ -78,10 +78,6 @@ class ColumnTable(TableReader):
             return self._chunk({name: tensor.take(rows) for name, tensor in chosen.items()})
         which = np.searchsorted(self._starts, rows, side="right") - 1
         ascending = bool((which[1:] >= which[:-1]).all())
-        first = _chosen(self._parts[0], columns)
-        arrays: dict[Any, Array] = {
-            name: np.empty((len(rows), *tensor.row_shape), tensor.dtype) for name, tensor in first.items()
-        }
         # Only parts that have some of the rows are looked at: a table may have thousands.
         order = None if ascending else np.argsort(which, kind="stable")
         numbers, starts = np.unique(which if order is None else which[order], return_index=True)
@@ -90,7 +86,8 @@ class ColumnTable(TableReader):
         if order is not None:
             places = [order[place] for place in places]
         found = [_chosen(self._parts[number], columns) for number in numbers.tolist()]
-        for tensors in found:
+        arrays: dict[Any, Array] = {}
+        for tensors in (_chosen(self._parts[0], columns), *found):
             for name, tensor in tensors.items():
                 if name not in arrays:
                     arrays[name] = np.empty((len(rows), *tensor.row_shape), tensor.dtype)
