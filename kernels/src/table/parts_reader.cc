@@ -52,10 +52,10 @@ int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, bo
   const int64_t bytes = tables_[0]->value_bytes_;
   const size_t in_part = (size_t{1} << bits) - 1;
   const PartOf<Key> part_of(static_cast<int64_t>(tables_.size()));
-  std::array<uint64_t, kBlock> homes;
+  std::array<uint64_t, kBlock> hashes;
   std::array<uint16_t, kBlock> numbers;
   std::array<uint32_t, kBlock> picked;
-  const ListedPlaces places{shards_.data(), numbers.data(), homes.data()};
+  const SeveralTables places{shards_.data(), numbers.data(), hashes.data()};
   std::array<int64_t, kMostParts> found{};
   int64_t num_left = 0;
   const auto leave = [&](int64_t i) { left[num_left++] = static_cast<uint32_t>(i); };
@@ -67,6 +67,9 @@ int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, bo
   const auto prefetch = [bytes](const Shard&, const char* row)
                             KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(row, bytes); };
   const auto visit = [&](int64_t i, const Shard&, const char* row) {
+    if (out.where == nullptr && i + kOutputAhead < n) {
+      PrefetchRow<kBytes, true>(out.rows + (i + kOutputAhead) * bytes, bytes);
+    }
     if (row == nullptr) return leave(i);
     CopyRow<kBytes>(out.rows + out.PlaceOf(i) * bytes, row, bytes);
   };
@@ -78,7 +81,7 @@ int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, bo
       const uint64_t hash = Mix64(WidenKey(table_keys[begin + i]));
       const size_t part = static_cast<size_t>(part_of(keys[begin + i]));
       const int shard = ShardOf(hash, bits);
-      homes[static_cast<size_t>(i)] = hash;
+      hashes[static_cast<size_t>(i)] = hash;
       numbers[static_cast<size_t>(i)] = static_cast<uint16_t>(part << bits | static_cast<size_t>(shard));
       touched[part] |= uint64_t{1} << shard;
       ++found[part];
@@ -102,7 +105,7 @@ int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, bo
         }
         picked[static_cast<size_t>(held)] = static_cast<uint32_t>(begin + i);
         numbers[static_cast<size_t>(held)] = number;
-        homes[static_cast<size_t>(held++)] = homes[static_cast<size_t>(i)];
+        hashes[static_cast<size_t>(held++)] = hashes[static_cast<size_t>(i)];
       }
       ShardedTable::ReadHeld({}, table_keys, ListedKeys{0, picked.data()}, held, places, locate, prefetch,
                              visit);

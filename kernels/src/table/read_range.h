@@ -11,6 +11,7 @@
 #include "memory/copy_rows.h"
 #include "table/block_hold.h"
 #include "table/check_batch.h"
+#include "table/search_buckets.h"
 #include "table/sharded_table.h"
 #include "threads/run_tasks.h"
 #include "values/elements.h"
@@ -24,40 +25,25 @@ inline constexpr int64_t kLeastKeysPerTask = 2048;  // of a lookup
 
 inline constexpr auto kToTheEnd = [](int64_t) { return true; };
 
-// Where the keys of a block are searched. homes[i] is the hash of key i, and from Begin on its home bucket.
-// Of one table: with the shard in the bits that alignment leaves.
-struct PackedPlaces {
+// Where the keys of a block are searched, by their hashes. Of one table:
+struct OneTable {
   const std::unique_ptr<Shard>* shards;
   int shard_bits;
-  uint64_t* homes;
+  const uint64_t* hashes;
 
-  KVTABLE_ALWAYS_INLINE const Bucket* Begin(int64_t i) const {
-    static_assert(alignof(Bucket) == kMaxShards);
-    const size_t shard = static_cast<size_t>(ShardOf(homes[i], shard_bits));
-    const Bucket* const bucket = shards[shard]->index.Home(homes[i]);
-    homes[i] = reinterpret_cast<uintptr_t>(bucket) | shard;
-    return bucket;
+  KVTABLE_ALWAYS_INLINE uint64_t hash(int64_t i) const { return hashes[i]; }
+  KVTABLE_ALWAYS_INLINE size_t number(int64_t i) const {
+    return static_cast<size_t>(ShardOf(hashes[i], shard_bits));
   }
-  KVTABLE_ALWAYS_INLINE const Bucket* Home(int64_t i) const {
-    return reinterpret_cast<const Bucket*>(homes[i] / kMaxShards * kMaxShards);
-  }
-  KVTABLE_ALWAYS_INLINE size_t number(int64_t i) const { return homes[i] % kMaxShards; }
   KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[number(i)]; }
 };
-// Of several tables: with the numbers of the shards, all tables' one behind the other, in a list.
-struct ListedPlaces {
+// Of several tables, with the numbers of the shards, all tables' one behind the other, in a list:
+struct SeveralTables {
   const Shard* const* shards;
   const uint16_t* numbers;
-  uint64_t* homes;
+  const uint64_t* hashes;
 
-  KVTABLE_ALWAYS_INLINE const Bucket* Begin(int64_t i) const {
-    const Bucket* const bucket = shard(i).index.Home(homes[i]);
-    homes[i] = reinterpret_cast<uintptr_t>(bucket);
-    return bucket;
-  }
-  KVTABLE_ALWAYS_INLINE const Bucket* Home(int64_t i) const {
-    return reinterpret_cast<const Bucket*>(homes[i]);
-  }
+  KVTABLE_ALWAYS_INLINE uint64_t hash(int64_t i) const { return hashes[i]; }
   KVTABLE_ALWAYS_INLINE size_t number(int64_t i) const { return numbers[i]; }
   KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[numbers[i]]; }
 };
@@ -78,15 +64,23 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
                             const Places& places, const LocateRow& locate, const Prefetch& prefetch,
                             const Visit& visit, FileReads* reads, bool only_memory) {
   using Pointer = decltype(locate(int64_t{0}, size_t{0}, places.shard(0), uint32_t{0}));
-  // What the search for key i has come to: null, the pointer, or the bucket to search next.
+  static const SearchHomes search_homes = BestSearchHomes();
+  std::array<uint64_t, kBlock> wide;
+  std::array<const Bucket*, kBlock> homes;
+  std::array<uint32_t, kBlock> rows;
+  std::array<uint32_t, kBlock> elsewhere;  // keys that are not in the bucket that is their home
+  // Where each row is, or null.
   std::array<uintptr_t, kBlock> found;
   // Where rows may have expired, the stamps of those that were found: asked for when they are.
   const bool may_expire = time.expired_before != 0;
   std::array<const RowStamp*, kBlock> stamps;
-  // Marks the last: a bit that no address of a process has.
-  constexpr uintptr_t kUnfinished = uintptr_t{1} << 63;
   // First where the rows are, then the rows: each pass asks for memory some steps before it reads it, and
-  // the second does nothing else.
+  // the last does nothing else.
+  for (int64_t i = 0; i < count; ++i) {
+    wide[static_cast<size_t>(i)] = WidenKey(keys[which[i]]);
+    homes[static_cast<size_t>(i)] = places.shard(i).index.Home(places.hash(i));
+  }
+  search_homes(wide.data(), homes.data(), count, rows.data());
   const auto located = [&](int64_t i, uint32_t row) KVTABLE_ALWAYS_INLINE {
     const Shard& shard = places.shard(i);
     if (__builtin_expect(may_expire, 0)) {
@@ -94,39 +88,33 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
       __builtin_prefetch(stamp);
       stamps[static_cast<size_t>(i)] = stamp;
     }
-    return reinterpret_cast<uintptr_t>(locate(which[i], places.number(i), shard, row));
+    found[static_cast<size_t>(i)] =
+        reinterpret_cast<uintptr_t>(locate(which[i], places.number(i), shard, row));
   };
-  const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE { __builtin_prefetch(places.Begin(i)); };
-  const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    const Bucket* const home = places.Home(i);
-    const uint32_t row = BucketIndex::Match(WidenKey(keys[which[i]]), home);
-    uintptr_t& place = found[static_cast<size_t>(i)];
+  size_t num_elsewhere = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t row = rows[static_cast<size_t>(i)];
     if (__builtin_expect(row != BucketIndex::kNoRow, 1)) {
-      place = located(i, row);
-    } else {
-      const Bucket* const next = places.shard(i).index.Next(home, home);
-      __builtin_prefetch(next);
-      place = next == nullptr ? 0 : reinterpret_cast<uintptr_t>(next) | kUnfinished;
+      located(i, row);
+      continue;
     }
-  };
-  const auto search_on = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    uintptr_t& place = found[static_cast<size_t>(i)];
-    if (__builtin_expect((place & kUnfinished) == 0, 1)) return;
-    const Bucket* const next = reinterpret_cast<const Bucket*>(place - kUnfinished);
-    const uint32_t row = places.shard(i).index.FindFrom(WidenKey(keys[which[i]]), next, places.Home(i));
-    place = row == BucketIndex::kNoRow ? 0 : located(i, row);
-  };
+    const Bucket* const home = homes[static_cast<size_t>(i)];
+    const Bucket* const next = places.shard(i).index.Next(home, home);
+    __builtin_prefetch(next);
+    found[static_cast<size_t>(i)] = 0;
+    elsewhere[num_elsewhere] = static_cast<uint32_t>(i);
+    num_elsewhere += next != nullptr ? 1 : 0;
+  }
+  for (size_t e = 0; e < num_elsewhere; ++e) {
+    const uint32_t i = elsewhere[e];
+    const BucketIndex& index = places.shard(i).index;
+    const uint32_t row = index.FindFrom(wide[i], index.Next(homes[i], homes[i]), homes[i]);
+    if (row != BucketIndex::kNoRow) located(i, row);
+  }
   const auto prefetch_row = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
     const uintptr_t place = found[static_cast<size_t>(i)];
     if (place != 0) prefetch(places.shard(i), reinterpret_cast<Pointer>(place));
   };
-  for (int64_t i = 0; i < std::min(2 * kAhead, count); ++i) prefetch_bucket(i);
-  for (int64_t i = 0; i < std::min(kAhead, count); ++i) search_home(i);
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + 2 * kAhead < count) prefetch_bucket(i + 2 * kAhead);
-    if (i + kAhead < count) search_home(i + kAhead);
-    search_on(i);
-  }
   for (int64_t i = 0; may_expire && i < count; ++i) {
     uintptr_t& place = found[static_cast<size_t>(i)];
     if (place != 0 && time.HasExpired(stamps[static_cast<size_t>(i)]->version)) place = 0;
@@ -164,8 +152,8 @@ template <class Key, class GoOn, class Check, class LocateRow, class Prefetch, c
 int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
                                 const GoOn& go_on, const Check& check, const LocateRow& locate,
                                 const Prefetch& prefetch, const Visit& visit, bool only_memory) const {
-  std::array<uint64_t, kBlock> homes;
-  const PackedPlaces places{shards_.data(), shard_bits_, homes.data()};
+  std::array<uint64_t, kBlock> hashes;
+  const OneTable places{shards_.data(), shard_bits_, hashes.data()};
   // Keys that were put off, as distances from `begin`: writers had their shards. And of a block, those that were not.
   std::array<uint32_t, 8 * kBlock> put_off;
   int64_t waiting = 0;
@@ -177,7 +165,7 @@ int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t 
     uint64_t touched = 0;
     for (int64_t i = 0; i < count; ++i) {
       const uint64_t hash = Mix64(WidenKey(keys[which[i]]));
-      homes[static_cast<size_t>(i)] = hash;
+      hashes[static_cast<size_t>(i)] = hash;
       touched |= uint64_t{1} << ShardOf(hash, shard_bits_);
     }
     const BlockHold hold(&seats_, shards_, touched, waits);
@@ -190,13 +178,13 @@ int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t 
     }
     int64_t held = 0;
     for (int64_t i = 0; i < count; ++i) {
-      const uint64_t hash = homes[static_cast<size_t>(i)];
+      const uint64_t hash = hashes[static_cast<size_t>(i)];
       const uint32_t key = static_cast<uint32_t>(which[i] - begin);
       if ((hold.shards() >> ShardOf(hash, shard_bits_) & 1) == 0) {
         put_off[static_cast<size_t>(waiting++)] = key;
       } else {
         picked[static_cast<size_t>(held)] = key;
-        homes[static_cast<size_t>(held++)] = hash;
+        hashes[static_cast<size_t>(held++)] = hash;
       }
     }
     ReadHeld(time, keys, ListedKeys{begin, picked.data()}, held, places, locate, prefetch, visit, reads,
