@@ -76,6 +76,7 @@ int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, bo
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t count = std::min(kBlock, n - begin);
     const int64_t left_before = num_left;
+    PrefetchKeys(keys + begin + count, keys + n);
     std::array<uint64_t, kMostParts> touched{};
     for (int64_t i = 0; i < count; ++i) {
       const uint64_t hash = Mix64(WidenKey(table_keys[begin + i]));
