@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 import tensorflow as tf
+from adam_step import adam_step
 
 import tfplugin
 from tfplugin.policies import ExpireAfterSteps, ExpireBelowNorm
@@ -25,14 +26,7 @@ DIM, BATCH, STEPS, TURNS = 32, 8192, 40, 15
 def trained(name: str, rows: int, **told: object) -> tuple[tfplugin.KvVariable, tf.types.experimental.GenericFunction]:
     """A table with rows, and one step of its training on ids."""
     table = tfplugin.get_kv_variable(name, DIM, initializer=1.0, capacity_hint=rows, **told)
-    optimizer = tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam(0.001))
-
-    @tf.function(reduce_retracing=True)
-    def step(ids: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-
+    step = adam_step(table)
     step(tf.range(BATCH, dtype=tf.int64))
     for begin in range(0, rows, 1 << 17):
         table.sparse_read(tf.range(begin, min(rows, begin + (1 << 17)), dtype=tf.int64), training=True)

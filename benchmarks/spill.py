@@ -24,6 +24,7 @@ from pathlib import Path
 import ids
 import numpy as np
 import tensorflow as tf
+from adam_step import adam_step
 
 import tfplugin
 
@@ -36,14 +37,7 @@ ASKED = 0.5
 def trained(name: str, rows: int, **told: object) -> tuple[tfplugin.KvVariable, Callable[[tf.Tensor], None]]:
     """A table with rows, and one step of its training on ids."""
     table = tfplugin.get_kv_variable(name, DIM, initializer=0.01, **told)
-    optimizer = tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam(0.001))
-
-    @tf.function(reduce_retracing=True)
-    def step(batch: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, batch) ** 2)
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-
+    step = adam_step(table)
     # In another order than that of their ids' frequencies.
     order = np.random.default_rng(5).permutation(rows)
     for begin in range(0, rows, BATCH):

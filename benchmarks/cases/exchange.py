@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cases.case import Case, Comparison, Side, Size
 
 #: Share of the speed of `hvd.alltoall` alone that is asked of a lookup.
 OF_ALLTOALL = 0.6
+
+
+def _parameters(size: Size, dim: int, hotness: int, step: bool, *, batches: int = 4, **more: Any) -> dict[str, Any]:
+    """Of a case of `work/exchange.py`."""
+    batches = min(batches, size.batches)
+    return {**size.exchange, "dim": dim, "hotness": hotness, "ids": "zipf", "batches": batches, "step": step, **more}
 
 
 def cases(size: Size, ranks: int, threads: int) -> list[Case]:
@@ -15,15 +23,7 @@ def cases(size: Size, ranks: int, threads: int) -> list[Case]:
             group="exchange",
             title=f"{'forward, backward, apply' if step else 'forward'}, dim {dim}, hotness {hotness}",
             work="exchange",
-            parameters={
-                **size.exchange,
-                "ranks": ranks,
-                "dim": dim,
-                "hotness": hotness,
-                "ids": "zipf",
-                "batches": min(8, size.batches),
-                "step": step,
-            },
+            parameters=_parameters(size, dim, hotness, step, batches=8, ranks=ranks),
             sides={
                 "one call": Side("ranks", {"way": "one call"}),
                 "bfloat16": Side("ranks", {"way": "one call", "wire_dtype": "bfloat16"}),
@@ -52,16 +52,7 @@ def scaling_cases(size: Size, most: int) -> list[Case]:
     found = []
     for title, share in (("weak", False), ("strong", True)):
         for step in (False, True):
-            parameters = {
-                **size.exchange,
-                "dim": size.exchange_dims[0],
-                "hotness": size.exchange_hotness[-1],
-                "ids": "zipf",
-                "batches": min(4, size.batches),
-                "step": step,
-                "way": "one call",
-                "own_batches": True,
-            }
+            dim, hotness = size.exchange_dims[0], size.exchange_hotness[-1]
             samples = size.exchange["samples"]
             of_ranks = {ranks: samples // ranks if share else samples for ranks in range(1, most + 1)}
             names = {ranks: f"{ranks} ranks" if ranks > 1 else "1 rank" for ranks in of_ranks}
@@ -70,7 +61,7 @@ def scaling_cases(size: Size, most: int) -> list[Case]:
                     group="rank scaling",
                     title=f"{title}, {'forward, backward, apply' if step else 'forward'}",
                     work="exchange",
-                    parameters=parameters,
+                    parameters=_parameters(size, dim, hotness, step, way="one call", own_batches=True),
                     sides={
                         names[ranks]: Side("kv" if ranks == 1 else f"{ranks} ranks", {"samples": own, "ranks": ranks})
                         for ranks, own in of_ranks.items()
@@ -90,15 +81,7 @@ def overlap_cases(size: Size, ranks: int, threads: int) -> list[Case]:
             group="overlap",
             title=f"dim {dim}, hotness {hotness}",
             work="exchange",
-            parameters={
-                **size.exchange,
-                "ranks": ranks,
-                "dim": dim,
-                "hotness": hotness,
-                "ids": "zipf",
-                "batches": min(4, size.batches),
-                "step": True,
-            },
+            parameters=_parameters(size, dim, hotness, step=True, ranks=ranks),
             sides={
                 "lookup": Side("ranks", {"way": "one call"}),
                 "dense": Side("ranks", {"way": "dense only", "dense": 4}),
