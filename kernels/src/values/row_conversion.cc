@@ -290,4 +290,11 @@ RowConversion BestRowConversion(ValueType type) {
   return best;
 }
 
+decltype(RowConversion::load) WidenRow(ValueType type) {
+  if (type != ValueType::kFloat16 && type != ValueType::kBFloat16) {
+    throw Error(ErrorCode::kInvalidArgument, "Only rows of float16 and bfloat16 can be widened to float32.");
+  }
+  return BestRowConversion(type).load;
+}
+
 }  // namespace kvtable
