@@ -278,6 +278,24 @@ def test_gradients_of_gradients(make, partitioner):
     np.testing.assert_array_equal(tf.concat(found, 0), [[18, 18]])
 
 
+@DTYPES
+def test_many_tables(make, partitioner, dtype):
+    tables = [
+        make(name=name, dim=dim, value_dtype=of, initializer=NORMAL, partitioner=partitioner)
+        for name, dim, of in (("a", 3, dtype), ("b", 5, dtype), ("c", 2, tf.float32))
+    ]
+    ids = [[1, 2, 1], tf.ragged.constant([[4], [5, -6]], dtype=tf.int64), [7]]
+    rows = tfplugin.lookup_many(tables, ids, output_dtype=tf.float32)
+    narrow = tfplugin.lookup_many(tables, ids)
+    assert [one.dtype for one in rows] == [tf.float32] * 3
+    assert [one.dtype for one in narrow] == [dtype, dtype, tf.float32]
+    for one, other in zip(rows, narrow, strict=True):
+        one, other = (x.flat_values if isinstance(x, tf.RaggedTensor) else x for x in (one, other))
+        np.testing.assert_array_equal(one, tf.cast(other, tf.float32))
+    with pytest.raises(ValueError, match=f"pooled rows of 'a(:0)?' come as {dtype.name}"):
+        tfplugin.lookup_many(tables[:1], [tf.ragged.constant([[1]])], combiners="sum", output_dtype=tf.float32)
+
+
 # ---- What it cannot do ----
 
 
