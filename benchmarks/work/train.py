@@ -1,7 +1,7 @@
 """A whole training step in graph mode: look up, gradient of the sum of squares, apply. One `Session.run`.
 
 case: optimizer (of OPTIMIZERS), rows, dim, batch, ids (how they are drawn), batches, parts, and dtype where it is not
-float32 but one of 16 bits: updates are then rounded stochastically, and the loss is computed in float32. The ids are
+float32 but one of 16 bits: rows are then looked up as float32, and updates are rounded stochastically. The ids are
 fed, 8 bytes each, which is the same on all sides and part of the time; the loss is not fetched.
 """
 
