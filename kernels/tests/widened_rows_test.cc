@@ -5,7 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "../cuda/threads_table.h"
 #include "check.h"
+#include "kvtable/device_table_view.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/table.h"
@@ -180,6 +182,27 @@ void OtherTypesAreRefused() {
   }
 }
 
+void TablesInDeviceMemoryRefuseFloat32() {
+  DeviceTableOptions options;
+  options.name = "far";
+  options.value_type = ValueType::kFloat16;
+  options.dim = 2;
+  const auto table =
+      ViewOf(MakeThreadsTable(options, &Pool()), MakeThreadsWork(nullptr, &Pool()), ArraysIn::kHost);
+  const int64_t key = 1;
+  std::vector<float> row(2, 3.0f);
+  const RowsOut out(row.data(), nullptr, nullptr, true);
+  CHECK(Throws(ErrorCode::kFailedPrecondition, "'far' is in device memory",
+               [&] { table->GatherOrInsert(&key, 1, out, Insertion(), Pool()); }));
+  CHECK(Throws(ErrorCode::kFailedPrecondition, "'far' is in device memory",
+               [&] { table->Gather(&key, 1, out, Missing::kZeros, nullptr, 0, nullptr, Pool()); }));
+  Update update = MakeUpdate("sgd", {{"learning_rate", 0.5}});
+  update.float32_gradients = true;
+  CHECK(Throws(ErrorCode::kFailedPrecondition, "'far' is in device memory",
+               [&] { table->Apply(&key, nullptr, 1, row.data(), update, {}, {}, Pool()); }));
+  CHECK(table->Size() == 0 && row == std::vector<float>(2, 3.0f));
+}
+
 }  // namespace
 }  // namespace kvtable
 
@@ -189,5 +212,6 @@ int main() {
   kvtable::RowsFindTheirPlaces();
   kvtable::GradientsOfFloat32AreSummedAsTheyAre();
   kvtable::OtherTypesAreRefused();
+  kvtable::TablesInDeviceMemoryRefuseFloat32();
   return 0;
 }
