@@ -742,7 +742,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
 
 def takes_float32(variable: KvVariable) -> bool:
     """Whether rows of 16 bits can be looked up as float32, and updated by gradients of float32: not on a GPU."""
-    return variable.dtype in (tf.float16, tf.bfloat16) and "GPU" not in (variable._op_device() or "")
+    return variable.dtype in (tf.float16, tf.bfloat16) and "GPU" not in variable.handle.device
 
 
 def checked_output_dtype(dtype: Any, parts: Sequence[KvVariable], name: str) -> tf.DType:
