@@ -26,8 +26,8 @@ GROUPS = {
     ),
     "half": (
         "Rows of 16 bits",
-        "The training step above with unique ids, its loss in float32; updates of float16 and bfloat16 rows are "
-        "rounded stochastically. Million rows a second.",
+        "The training step above with unique ids, its loss in float32; rows of float16 and bfloat16 are looked up as "
+        "float32, and their updates are rounded stochastically. Million rows a second.",
         "rows",
     ),
     "parts": ("Parts on one device", "Million rows a second.", "rows"),

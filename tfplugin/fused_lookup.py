@@ -60,10 +60,12 @@ def gather_many(
     train: bool,
     missing: str = "zeros",
     name: str | None = None,
+    output_dtype: tf.DType | None = None,
 ) -> list[tf.Tensor]:
     """Rows of ``keys[t]`` out of table t, each ``[*keys[t].shape, dim]``.
 
-    All parts of all tables share device, key dtype and value dtype.
+    All parts of all tables share device, key dtype and value dtype. `output_dtype` as of `KvVariable.sparse_read`,
+    checked.
     """
     _note_lookups(tables, train)
     first = tables[0][0]
@@ -71,7 +73,7 @@ def gather_many(
         rows, _ = raw.kv_table_gather_many(
             [part.handle for parts in tables for part in parts],
             list(keys),
-            dtype=first.dtype,
+            dtype=output_dtype or first.dtype,
             parts=[len(parts) for parts in tables],
             dims=[parts[0].dim for parts in tables],
             mode="train" if train else missing,

@@ -18,7 +18,16 @@ from tensorflow.python.ops import gen_resource_variable_ops
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
-from tfplugin import async_save, initializers, placement, saveable, slot_binding, step_record, training_mode
+from tfplugin import (
+    async_save,
+    float32_lookups,
+    initializers,
+    placement,
+    saveable,
+    slot_binding,
+    step_record,
+    training_mode,
+)
 from tfplugin.eviction import checked_capacity, microseconds, scores_tensor
 from tfplugin.initializers import KvInitializer
 from tfplugin.keys import keys_to_tensor
@@ -313,6 +322,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         training: bool | None = None,
         missing: str = "zeros",
         admission: float = 1.0,
+        output_dtype: Any = None,
     ) -> tf.Tensor:
         """Rows of keys.
 
@@ -324,14 +334,22 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
           missing: what inference gives for a missing key: ``"zeros"`` or ``"initial"`` (its initial value).
           admission: the probability that training inserts a missing key, drawn once for each lookup and key: the more
             often a key comes, the sooner it is in. A key that is not admitted gives zeros and gets no gradient.
+          output_dtype: of the rows; default: that of the variable. tf.float32 has rows of float16 and bfloat16 widened
+            as they are read, as ``tf.cast`` of them would; their gradient is of float32 then, too, and reaches the
+            optimizer's sums without having been rounded to 16 bits. Not of a variable on a GPU.
 
         Returns:
           Tensor of shape indices.shape + [dim].
 
         Raises:
           TypeError: keys of a dtype that does not fit.
-          ValueError: `missing` or `admission` out of range.
+          ValueError: `missing` or `admission` out of range; an `output_dtype` that the variable cannot give.
           tf.errors.FailedPreconditionError: the variable is not initialized.
+
+        Example:
+          >>> v = tfplugin.get_kv_variable("user", embedding_dim=8, value_dtype=tf.float16)
+          >>> v.sparse_read([3, -1], output_dtype=tf.float32).dtype
+          tf.float32
         """
         if missing not in ("zeros", "initial"):
             raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
@@ -342,7 +360,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
             rows, _ = raw.kv_table_gather(
                 self._handle,
                 keys,
-                dtype=self.dtype,
+                dtype=checked_output_dtype(output_dtype, [self], self._name),
                 dim=self.dim,
                 mode="train" if train else missing,
                 remember=train and self.trainable,
@@ -590,7 +608,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
 
         Args:
           keys: [n], any order, duplicates included. Those that are not there are inserted.
-          gradients: [n, dim], of the variable's dtype.
+          gradients: [n, dim], of the variable's dtype; float32 for rows of 16 bits, too: see `takes_float32`.
           optimizer: whose slots these are.
           specs: the slots of the rule, in its order.
           rule: the table engine's name for the update.
@@ -720,6 +738,32 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         saveable.copy_rows(self, copied)
         memo[id(self)] = copied
         return copied
+
+
+def takes_float32(variable: KvVariable) -> bool:
+    """Whether rows of 16 bits can be looked up as float32, and updated by gradients of float32: not on a GPU."""
+    return variable.dtype in (tf.float16, tf.bfloat16) and "GPU" not in variable.handle.device
+
+
+def checked_output_dtype(dtype: Any, parts: Sequence[KvVariable], name: str) -> tf.DType:
+    """What a lookup of the `parts` of the variable `name` gives for `output_dtype`. Raises ValueError if it cannot."""
+    own = parts[0].dtype
+    wanted = own if dtype is None else tf.as_dtype(dtype)
+    if wanted == own:
+        return own
+    what = f"Lookup of key-value variable '{name}' of {own.name} with output_dtype={wanted.name}"
+    if wanted != tf.float32 or own not in (tf.float16, tf.bfloat16):
+        raise ValueError(
+            f"{what}: only rows of float16 and bfloat16 can be widened, and only to float32. Leave output_dtype out, "
+            f"and tf.cast the rows to {wanted.name}."
+        )
+    if not all(takes_float32(part) for part in parts):
+        raise ValueError(
+            f"{what}: on a GPU rows come as they are. Leave output_dtype out, and tf.cast the rows to float32."
+        )
+    for part in parts:
+        float32_lookups.note(part.handle)
+    return wanted
 
 
 def refuse_dense_value(value: Any, *args: Any, **kwargs: Any) -> tf.Tensor:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfplugin import training_mode
 from tfplugin.fused_lookup import can_fuse, gather_many, pool_many
 from tfplugin.keys import keys_to_tensor
-from tfplugin.kv_variable import KvVariable
+from tfplugin.kv_variable import KvVariable, checked_output_dtype
 from tfplugin.lookup import COMBINERS, parts_of, pooled_ids, pooled_lookup
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
@@ -34,6 +34,7 @@ def lookup_many(
     combiners: str | Sequence[str | None] | None = None,
     training: bool | None = None,
     name: str | None = None,
+    output_dtype: Any = None,
 ) -> list[Any]:
     """Looks up many tables at once: one op, and one for the gradient, for all that can share it.
 
@@ -50,13 +51,16 @@ def lookup_many(
       combiners: ``"sum"``, ``"mean"``, ``"sqrtn"``, or None for a plain lookup: one for all, or one for each.
       training: as for `KvVariable.sparse_read`.
       name: of the op.
+      output_dtype: of all rows, as for `KvVariable.sparse_read`; default: those of the variables. Pooled lookups give
+        that of the variable only.
 
     Returns:
       A list in the order of `variables`: for a plain lookup ``[*ids.shape, dim]`` (ragged where ids are), for a pooled
       one ``[batch, dim]``, as of ``tf.nn.embedding_lookup`` and ``tf.nn.embedding_lookup_sparse``.
 
     Raises:
-      ValueError: lists of different lengths, an unknown combiner, or weights of a plain lookup.
+      ValueError: lists of different lengths, an unknown combiner, weights of a plain lookup, or an `output_dtype` that
+        a lookup cannot give.
       TypeError: ids that do not fit the lookup or the table's keys.
 
     Example:
@@ -85,22 +89,31 @@ def lookup_many(
         if combiner is None and all_weights[i] is not None:
             raise ValueError(f"{_CALLER}: weights for '{variable.name}', which has no combiner to use them.")
         parts = parts_of(variable)
+        wanted = checked_output_dtype(output_dtype, parts, variable.name.removesuffix(":0"))
+        if combiner is not None and wanted != variable.dtype:
+            raise ValueError(
+                f"{_CALLER}: pooled rows of '{variable.name}' come as {variable.dtype.name}, not as {wanted.name}. "
+                f"Leave output_dtype out, and tf.cast them to {wanted.name}; or look them up plainly, and pool them "
+                "yourself."
+            )
         if can_fuse(parts, train):
             device = "" if parts[0]._eager else parts[0].device
-            kind = (device, variable.key_dtype, variable.dtype, combiner is None)
+            kind = (device, variable.key_dtype, variable.dtype, wanted, combiner is None)
             groups.setdefault(kind, []).append(i)
         elif combiner is None:
-            results[i] = _plain(all_ids[i], lambda keys, v=variable: v.sparse_read(keys, training=train))
+            results[i] = _plain(
+                all_ids[i], lambda keys, v=variable: v.sparse_read(keys, training=train, output_dtype=output_dtype)
+            )
         else:
             pooled = pooled_ids(variable, all_ids[i], all_weights[i], _CALLER)
             results[i] = pooled_lookup(variable, pooled, combiner, None, None, train)
 
-    for (*_, plain), members in groups.items():
+    for (*_, wanted, plain), members in groups.items():
         tables = [parts_of(variables[i]) for i in members]
         if plain:
             keys = [_plain(all_ids[i], lambda k, v=variables[i]: _keys(k, v)) for i in members]
             flat = [one.flat_values if isinstance(one, tf.RaggedTensor) else one for one in keys]
-            rows = gather_many(tables, flat, train, name=name)
+            rows = gather_many(tables, flat, train, name=name, output_dtype=wanted)
             for i, one, found in zip(members, keys, rows, strict=True):
                 results[i] = one.with_flat_values(found) if isinstance(one, tf.RaggedTensor) else found
         else:

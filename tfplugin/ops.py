@@ -10,13 +10,16 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 
-from tfplugin import backward_updates, composed_pool, library, row_handles
+from tfplugin import backward_updates, composed_pool, float32_lookups, library, row_handles
 
 #: Python wrappers of the ops in ``kernels/tensorflow/*_ops.cc``.
 raw = library.load()
 
 
-def _slices(rows: tf.Tensor, keys: tf.Tensor, where: tf.Tensor | None = None, token: str = "") -> tf.IndexedSlices:
+def _slices(
+    handle: tf.Tensor, rows: tf.Tensor, keys: tf.Tensor, where: tf.Tensor | None = None, token: str = ""
+) -> tf.IndexedSlices:
+    rows = float32_lookups.joinable(handle, rows)
     update = backward_updates.find(token)
     if update is not None:
         return update(keys, rows, where)
@@ -48,7 +51,7 @@ def _gather_gradient(op: tf.Operation, grad: tf.Tensor, *_: Any) -> list[tf.Inde
         # An update would insert them.
         there = tf.where(where >= 0)[:, 0]
         rows, keys, where = (tf.gather(tensor, there) for tensor in (rows, keys, where))
-    return [_slices(rows, keys, where, token), None]
+    return [_slices(op.inputs[0], rows, keys, where, token), None]
 
 
 @tf_ops.RegisterGradient("KvTableTrainable")
@@ -62,6 +65,7 @@ def _trainable_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSli
     where = op.inputs[2]
     if where.shape.num_elements() != 0:
         row_handles.remember(keys, tf.reshape(where, [-1]))
+    rows = float32_lookups.joinable(op.inputs[0], rows)
     return [tf.IndexedSlices(rows, keys, dense_shape=None), None, None, None]
 
 
@@ -80,7 +84,8 @@ def _gather_many_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Indexe
         )
     remember, tokens = op.get_attr("remember"), _tokens(op, handles)
     slices = [
-        _slices(r, k, w if remember else None, token) for r, k, w, token in zip(rows, keys, where, tokens, strict=True)
+        _slices(h, r, k, w if remember else None, token)
+        for h, r, k, w, token in zip(op.inputs[:handles], rows, keys, where, tokens, strict=True)
     ]
     return [*slices, *[None] * tables]
 
@@ -105,7 +110,8 @@ def _exchange_gather_gradient(
         keys = [tf.identity(one) for one in keys]
     remember, tokens = op.get_attr("remember"), _tokens(op, tables)
     slices = [
-        _slices(r, k, w if remember else None, token) for r, k, w, token in zip(rows, keys, where, tokens, strict=True)
+        _slices(h, r, k, w if remember else None, token)
+        for h, r, k, w, token in zip(op.inputs[:tables], rows, keys, where, tokens, strict=True)
     ]
     return [*slices, *[None] * (tables + 1)]
 
@@ -183,7 +189,9 @@ def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
     with tf.control_dependencies(waits_for), _on_the_gpu_of(op):
         part_keys, part_rows = raw.kv_table_pool_gradient(list(grads), *ids, H=len(handles), **attrs)
     tokens = _tokens(op, len(handles))
-    slices = [_slices(r, k, token=token) for r, k, token in zip(part_rows, part_keys, tokens, strict=True)]
+    slices = [
+        _slices(h, r, k, token=token) for h, r, k, token in zip(handles, part_rows, part_keys, tokens, strict=True)
+    ]
     return [*slices, *[None] * (first_weight - len(handles)), *of_weights, *[None] * len(fill_keys)]
 
 

@@ -15,7 +15,7 @@ from tfplugin import async_save, saveable, training_mode
 from tfplugin.eviction import scores_tensor
 from tfplugin.fused_lookup import can_fuse, gather_many
 from tfplugin.keys import keys_to_tensor
-from tfplugin.kv_variable import KvVariable, refuse_dense_value
+from tfplugin.kv_variable import KvVariable, checked_output_dtype, refuse_dense_value
 from tfplugin.not_dense import NotDense
 from tfplugin.policies import Policies
 from tfplugin.row_counts import RowCounts
@@ -125,20 +125,24 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
         training: bool | None = None,
         missing: str = "zeros",
         admission: float = 1.0,
+        output_dtype: Any = None,
     ) -> tf.Tensor:
         """Rows of keys, each from the part that owns it; as `KvVariable.sparse_read`."""
         if len(self._parts) == 1:
-            return self._parts[0].sparse_read(indices, name, training=training, missing=missing, admission=admission)
+            return self._parts[0].sparse_read(
+                indices, name, training=training, missing=missing, admission=admission, output_dtype=output_dtype
+            )
         if missing not in ("zeros", "initial"):
             raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
         train = training_mode.is_training(training)
+        output_dtype = checked_output_dtype(output_dtype, self._parts, self._name)
         if admission == 1.0 and can_fuse(self._parts, train):
             keys = keys_to_tensor(indices, self.key_dtype, self._name)
-            return gather_many([self._parts], [keys], train, missing, name)[0]
+            return gather_many([self._parts], [keys], train, missing, name, output_dtype)[0]
         with tf.name_scope(name or "kv_lookup"):
             keys, positions, part_keys = self._by_part(indices)
             rows = [
-                part.sparse_read(owned, training=train, missing=missing, admission=admission)
+                part.sparse_read(owned, training=train, missing=missing, admission=admission, output_dtype=output_dtype)
                 for part, owned in zip(self._parts, part_keys, strict=True)
             ]
             return self._stitched(keys, positions, rows)

@@ -30,6 +30,10 @@ class Library(dense.Library):
         """The same with rows of 16-bit numbers."""
         return tf.get_kv_variable(name, dim, value_dtype=tf.as_dtype(dtype), initializer=initializer)
 
+    def float32_lookup(self, table: Any, ids: tf.Tensor) -> tf.Tensor:
+        """Rows of 16-bit numbers as float32, and so is their gradient."""
+        return table.sparse_read(ids, output_dtype=tf.float32)
+
     def stochastic(self, optimizer: v1.train.Optimizer) -> Any:
         """The optimizer, with updates of 16-bit rows rounded stochastically."""
         return tfplugin.OptimizerWrapper(optimizer, stochastic_rounding=True)

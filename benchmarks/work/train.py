@@ -1,7 +1,7 @@
 """A whole training step in graph mode: look up, gradient of the sum of squares, apply. One `Session.run`.
 
 case: optimizer (of OPTIMIZERS), rows, dim, batch, ids (how they are drawn), batches, parts, and dtype where it is not
-float32 but one of 16 bits: updates are then rounded stochastically, and the loss is computed in float32. The ids are
+float32 but one of 16 bits: rows are then looked up as float32, and updates are rounded stochastically. The ids are
 fed, 8 bytes each, which is the same on all sides and part of the time; the loss is not fetched.
 """
 
@@ -37,12 +37,14 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
         else:
             table = library.table("table", case["rows"], case["dim"], 0.5, case["parts"])
         ids = v1.placeholder(tf.int64, [None])
-        rows = library.trainable_lookup(table, ids, unique=case["ids"] == "unique")
+        if "dtype" in case:
+            rows = library.float32_lookup(table, ids)
+        else:
+            rows = library.trainable_lookup(table, ids, unique=case["ids"] == "unique")
         optimizer = library.optimizer(OPTIMIZERS[case["optimizer"]]())
         if "dtype" in case:
             optimizer = library.stochastic(optimizer)
-        wide = tf.cast(rows, tf.float32)
-        train = optimizer.minimize(2 * tf.nn.l2_loss(wide))  # the sum of squares; its gradient is one op
+        train = optimizer.minimize(2 * tf.nn.l2_loss(rows))  # the sum of squares; its gradient is one op
         after = library.lookup(table, ids, training=True)
         initializer = v1.global_variables_initializer()
         filler = Filler(library, [table])

@@ -35,7 +35,7 @@ class GatherManyOp : public Kernel {
 
   absl::Status Work(OpKernelContext* ctx) override {
     TableList tables;
-    TF_RETURN_IF_ERROR(tables.Find(ctx, attrs_, key_dtype_, dtype_));
+    TF_RETURN_IF_ERROR(tables.Find(ctx, attrs_, key_dtype_, dtype_, true));
     tf::OpInputList keys;
     TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
     std::vector<kvtable::PartsLookup> lookups;
@@ -50,7 +50,8 @@ class GatherManyOp : public Kernel {
       TF_RETURN_IF_ERROR(ctx->allocate_output(attrs_.tables() + t,
                                               remember_ ? keys[t].shape() : TensorShape({0}), &positions));
       const kvtable::RowsOut out(rows->data(),
-                                 remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
+                                 remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr, nullptr,
+                                 IsWidened(tables.config(t), dtype_));
       lookups.push_back({tables.parts(t), keys[t].data(), keys[t].NumElements(), out,
                          MissingKeysOf(mode_, tables.resource(t))});
       const kvtable::PartsLookup& lookup = lookups.back();
@@ -127,7 +128,8 @@ class GatherManyOnGpuOp : public GatherManyOp {
       if (count == 0) continue;
       kvtable::LookUpOne(
           parts[p], part_keys[p].data(), count,
-          kvtable::RowsOut(rows.data(), positions.empty() ? nullptr : positions.data(), places[p].data()),
+          kvtable::RowsOut(rows.data(), positions.empty() ? nullptr : positions.data(), places[p].data(),
+                           lookup.out.widened),  // which is refused
           lookup.missing, *threads);
     }
     gpu->work()->Copy(lookup.out.rows, rows.data(), rows.size(), threads->stream());

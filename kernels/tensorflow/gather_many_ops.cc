@@ -5,7 +5,7 @@
 namespace kvtools {
 
 // Several lookups in one. Table t has parts[t] handles, the parts that own its keys by floor-mod, and rows of
-// dims[t] elements.
+// dims[t] elements. Rows of 16 bits may come as float32, as in KvTableGather.
 REGISTER_OP("KvTableGatherMany")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")

@@ -62,7 +62,8 @@ class GatherOp : public TableKernel {
     const TableConfig& config = open->config();
     const Tensor& keys = ctx->input(1);
     TF_RETURN_IF_ERROR(CheckKeys(config, keys));
-    if (dim_ != config.dim || output_type(0) != config.value_dtype) {
+    const bool widened = !kEvicting && IsWidened(config, output_type(0));
+    if (dim_ != config.dim || (output_type(0) != config.value_dtype && !widened)) {
       return errors::InvalidArgument("Key-value variable '", config.name, "' has rows of ",
                                      tf::DataTypeString(config.value_dtype), "[", config.dim, "], wanted ",
                                      tf::DataTypeString(output_type(0)), "[", dim_, "]");
@@ -74,7 +75,8 @@ class GatherOp : public TableKernel {
     WantHugePages(ctx, *out);
     Tensor* positions = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, remember_ ? keys.shape() : TensorShape({0}), &positions));
-    const kvtable::RowsOut rows(out->data(), remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
+    const kvtable::RowsOut rows(out->data(), remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr,
+                                nullptr, widened);
     const int64_t n = keys.NumElements();
     const kvtable::MissingKeys missing = MissingKeysOf(mode_, open->resource.get());
     if (!kEvicting) {

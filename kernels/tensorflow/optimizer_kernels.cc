@@ -195,7 +195,7 @@ class ApplyOp : public OptimizerOp {
   absl::Status Check(OpKernelContext* ctx, const TableConfig& config) override {
     const Tensor& keys = ctx->input(1);
     const Tensor& positions = ctx->input(2);
-    TF_RETURN_IF_ERROR(CheckRows(config, "gradients", keys, ctx->input(3), config.dim));
+    TF_RETURN_IF_ERROR(CheckRows(config, "gradients", keys, ctx->input(3), config.dim, true));
     if (positions.NumElements() != 0 && positions.NumElements() != keys.NumElements()) {
       return errors::InvalidArgument("Key-value variable '", config.name, "': got ", keys.NumElements(),
                                      " keys and ", positions.NumElements(), " positions");
@@ -210,6 +210,7 @@ class ApplyOp : public OptimizerOp {
     kvtable::Update update;
     TF_RETURN_IF_ERROR(inputs_.Make(ctx, open->config().name, &update));
     update.seed = open->resource->NextSeed();
+    update.float32_gradients = IsWidened(open->config(), ctx->input(3).dtype());
     if (open->resource->gradients()->on()) Measure(ctx->input(3), open);
     const uint64_t* where =
         positions.NumElements() == 0 ? nullptr : static_cast<const uint64_t*>(positions.data());

@@ -26,7 +26,7 @@ absl::Status TableListAttrs::Read(tf::OpKernelConstruction* ctx) {
 }
 
 absl::Status TableList::Find(tf::OpKernelContext* ctx, const TableListAttrs& attrs, tf::DataType key_dtype,
-                             tf::DataType dtype) {
+                             tf::DataType dtype, bool may_be_widened) {
   int h = 0;  // `handles` come first in every op
   for (int t = 0; t < attrs.tables(); ++t) {
     const int64_t dim = attrs.dims[static_cast<size_t>(t)];
@@ -36,7 +36,8 @@ absl::Status TableList::Find(tf::OpKernelContext* ctx, const TableListAttrs& att
       tables_.emplace_back();
       TF_RETURN_IF_ERROR(LookupTable(ctx, h, &resources_.back(), &tables_.back()));
       const TableConfig& config = resources_.back()->config();
-      if (config.key_dtype != key_dtype || config.value_dtype != dtype || config.dim != dim) {
+      const bool fits = config.value_dtype == dtype || (may_be_widened && IsWidened(config, dtype));
+      if (config.key_dtype != key_dtype || !fits || config.dim != dim) {
         return errors::InvalidArgument(
             "Key-value variable '", config.name, "' is ", tf::DataTypeString(config.key_dtype), " -> ",
             tf::DataTypeString(config.value_dtype), "[", config.dim, "], wanted ",

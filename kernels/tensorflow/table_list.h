@@ -24,9 +24,10 @@ struct TableListAttrs {
 // The tables behind input list `handles`.
 class TableList {
  public:
-  // FailedPrecondition where one is not initialized, InvalidArgument where one is not what the op expects.
+  // FailedPrecondition where one is not initialized, InvalidArgument where one is not what the op expects: rows of
+  // `dtype`, or, where that may be, such as come widened to it.
   absl::Status Find(tensorflow::OpKernelContext* ctx, const TableListAttrs& attrs,
-                    tensorflow::DataType key_dtype, tensorflow::DataType dtype);
+                    tensorflow::DataType key_dtype, tensorflow::DataType dtype, bool may_be_widened = false);
 
   const kvtable::TableParts& parts(int table) const { return parts_[static_cast<size_t>(table)]; }
   // The same for arrays in host memory, of tables in a GPU's.

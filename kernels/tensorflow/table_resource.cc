@@ -288,9 +288,14 @@ absl::Status CheckFits(tf::OpKernelContext* ctx, const TableConfig& config,
   return absl::OkStatus();
 }
 
+bool IsWidened(const TableConfig& config, tf::DataType dtype) {
+  return dtype == tf::DT_FLOAT &&
+         (config.value_dtype == tf::DT_HALF || config.value_dtype == tf::DT_BFLOAT16);
+}
+
 absl::Status CheckRows(const TableConfig& config, const char* what, const tf::Tensor& keys,
-                       const tf::Tensor& rows, int64_t width) {
-  if (rows.dtype() != config.value_dtype) {
+                       const tf::Tensor& rows, int64_t width, bool may_be_widened) {
+  if (rows.dtype() != config.value_dtype && !(may_be_widened && IsWidened(config, rows.dtype()))) {
     return errors::InvalidArgument("Key-value variable '", config.name, "' holds ",
                                    tf::DataTypeString(config.value_dtype), ", got ", what, " of ",
                                    tf::DataTypeString(rows.dtype()));

@@ -146,10 +146,13 @@ absl::Status CheckFits(tensorflow::OpKernelContext* ctx, const TableConfig& conf
                        const kvtable::MissingKeys& missing, const void* keys, int64_t n, int64_t parts,
                        kvtable::ParallelFor* threads);
 
+// Whether `dtype` is float32, and the variable's rows are of 16 bits.
+bool IsWidened(const TableConfig& config, tensorflow::DataType dtype);
+
 // Checks that a tensor holds `width` values of the variable's dtype for each of `keys`, which are of any
-// shape.
+// shape; or, where that may be, values as IsWidened has it.
 absl::Status CheckRows(const TableConfig& config, const char* what, const tensorflow::Tensor& keys,
-                       const tensorflow::Tensor& rows, int64_t width);
+                       const tensorflow::Tensor& rows, int64_t width, bool may_be_widened = false);
 
 kvtable::KeyType ToKeyType(tensorflow::DataType dtype);
 kvtable::ValueType ToValueType(tensorflow::DataType dtype);

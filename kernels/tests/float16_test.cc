@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "values/elements.h"
 #include "values/random.h"
 #include "values/row_conversion.h"
 #include "values/stochastic_rounding.h"
@@ -85,6 +86,34 @@ void RowsAreRoundedAsTheirElements(ValueType type) {
   }
 }
 
+bool IsSame(float a, float b) { return BitsOf(a) == BitsOf(b) || (std::isnan(a) && std::isnan(b)); }
+
+// The same of conversions that are exact or round to nearest: every pattern at every place of a row.
+template <class T>
+void RowsAreConvertedAsTheirElements(ValueType type) {
+  const RowConversion conversion = BestRowConversion(type);
+  for (const size_t dim : {1, 7, 8, 15, 16, 17, 31, 64, 100}) {
+    std::vector<T> row(dim), stored(dim + 1);
+    std::vector<float> loaded(dim + 1), sum(dim + 1);
+    for (uint32_t first = 0; first <= 0xffff; ++first) {
+      for (size_t j = 0; j < dim; ++j) row[j].bits = static_cast<uint16_t>(first + j * 257);
+      for (size_t j = 0; j <= dim; ++j) sum[j] = 0.1f * static_cast<float>(j);
+      loaded.back() = 5.0f;
+      stored.back().bits = 0x1234;
+      conversion.load(row.data(), static_cast<int64_t>(dim), loaded.data());
+      conversion.accumulate(row.data(), static_cast<int64_t>(dim), sum.data());
+      conversion.store(sum.data(), static_cast<int64_t>(dim), stored.data());
+      for (size_t j = 0; j < dim; ++j) {
+        CHECK(IsSame(loaded[j], Element<T>::Load(row[j])));
+        CHECK(IsSame(sum[j], 0.1f * static_cast<float>(j) + Element<T>::Load(row[j])));
+        CHECK(IsSame(Element<T>::Load(stored[j]), Element<T>::Load(Element<T>::Store(sum[j]))));
+      }
+      CHECK(loaded.back() == 5.0f && stored.back().bits == 0x1234);
+      CHECK(sum.back() == 0.1f * static_cast<float>(dim));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvtable
 
@@ -94,5 +123,7 @@ int main() {
   kvtable::OutOfRangeGoesToInfinity();
   kvtable::RowsAreRoundedAsTheirElements<kvtable::Float16>(kvtable::ValueType::kFloat16);
   kvtable::RowsAreRoundedAsTheirElements<kvtable::BFloat16>(kvtable::ValueType::kBFloat16);
+  kvtable::RowsAreConvertedAsTheirElements<kvtable::Float16>(kvtable::ValueType::kFloat16);
+  kvtable::RowsAreConvertedAsTheirElements<kvtable::BFloat16>(kvtable::ValueType::kBFloat16);
   return 0;
 }

@@ -67,7 +67,7 @@ def gather(body: FunctionBody, call: Call) -> None:
     handle, (resources,) = call.handles[0], resources_of(body, call.handles)
     ids = body.argument("keys", handle.table.key_type)
     rows, positions = look_up(body, handle, resources, ids, initial=initial, remember=remember)
-    body.result(handle.table.dtype, rows)
+    _give_rows(body, call, handle, rows)
     body.result(INT64, positions)
 
 
@@ -81,9 +81,15 @@ def gather_many(body: FunctionBody, call: Call) -> None:
     for (first, _, whole), ids in zip(tables, all_ids, strict=True):
         rows, positions = look_up(body, whole, all_resources[first], ids, initial=initial, remember=remember)
         all_positions.append(positions)
-        body.result(whole.table.dtype, rows)
+        _give_rows(body, call, whole, rows)
     for positions in all_positions:
         body.result(INT64, positions)
+
+
+def _give_rows(body: FunctionBody, call: Call, handle: Handle, rows: str) -> None:
+    """Have the function return rows as the lookup does: of the table's type, or widened."""
+    wanted, held = call.attrs.type("dtype"), handle.table.dtype
+    body.result(wanted, body.cast(rows, held, wanted))
 
 
 def trainable(body: FunctionBody, call: Call) -> None:

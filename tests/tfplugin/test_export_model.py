@@ -370,6 +370,28 @@ def save_and_export(module: Any, function: Any, folder: Path) -> tuple[Any, Any]
     return tf.saved_model.load(str(folder / "source")), tf.saved_model.load(str(folder / "export"))
 
 
+def test_rows_that_are_widened(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.tables = [
+        tfplugin.get_kv_variable("half", embedding_dim=3, value_dtype=tf.float16),
+        tfplugin.get_kv_variable("brain", embedding_dim=2, value_dtype=tf.bfloat16, partitioner=partitioned(2)),
+    ]
+    for table in module.tables:
+        fill(table, np.arange(20))
+
+    @tf.function(input_signature=[IDS])
+    def look_up(ids: Any) -> Any:
+        read = [table.sparse_read(ids, training=False, output_dtype=tf.float32) for table in module.tables]
+        plain = tf.cast(module.tables[0].sparse_read(ids, training=False), tf.float32)
+        return {"half": read[0], "brain": read[1], "plain": plain}
+
+    source, export = save_and_export(module, look_up, tmp_path)
+    fed = {"ids": np.arange(-3, 25)}
+    found = answers(export, "serving_default", fed)
+    assert same(answers(source, "serving_default", fed), found)
+    assert same({"": found["half"]}, {"": found["plain"]}) and found["brain"].any()
+
+
 def test_rows_that_keys_begin_with_are_drawn_to_the_bit(tmp_path: Path) -> None:
     initializers = tf.keras.initializers
     module = tf.Module()

@@ -50,7 +50,7 @@ class AccumulatedRows(autotrackable.AutoTrackable):
     def _gathered(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys and rows with those of this step, whose gradient is `rows`."""
         keys = tf.concat([self.keys.read_value(), self.came], 0)
-        return sum_equal_keys(keys, tf.concat([self.rows.read_value(), rows], 0))
+        return sum_equal_keys(keys, tf.concat([self.rows.read_value(), tf.cast(rows, self.rows.dtype)], 0))
 
     def __radd__(self, rows: tf.Tensor) -> tf.Tensor:
         """``gradient + accumulator``: the rows of all keys, which become those of the update."""

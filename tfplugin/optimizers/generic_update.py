@@ -18,7 +18,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import resource_variable_ops
 
-from tfplugin.kv_variable import KvVariable
+from tfplugin.kv_variable import KvVariable, takes_float32
 from tfplugin.ops import raw
 from tfplugin.optimizers.update_lock import locked_updates
 from tfplugin.slots import SlotSpec
@@ -157,6 +157,7 @@ class RowUpdate:
         """
         if not self.unique:
             self.keys, gradients = sum_equal_keys(self.keys, gradients)
+        gradients = tf.cast(gradients, self.variable.dtype)
         with _outside_of_xla(), locked_updates(self.variable, after=gradients) as finish:
             self.bind(optimizer)
             try:
@@ -208,7 +209,7 @@ def _outside_of_xla() -> contextlib.AbstractContextManager[None]:
 
 
 def row_gradient(variable: KvVariable, gradient: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Keys [n] and rows [n, dim] of a gradient, of the variable's dtypes, as they came: with duplicates.
+    """Keys [n] and rows [n, dim] of a gradient, of dtypes that fit the variable, as they came: with duplicates.
 
     Raises:
       TypeError: the gradient is not an IndexedSlices, or its indices are not keys of the variable.
@@ -225,7 +226,12 @@ def row_gradient(variable: KvVariable, gradient: Any) -> tuple[tf.Tensor, tf.Ten
             f"The gradient of key-value variable '{variable.name}' has rows of shape "
             f"{gradient.values.shape[1:]}, expected ({variable.dim},)."
         )
-    return variable.keys_tensor(gradient.indices), tf.cast(gradient.values, variable.dtype)
+    return variable.keys_tensor(gradient.indices), fitting(variable, gradient.values)
+
+
+def fitting(variable: KvVariable, rows: tf.Tensor) -> tf.Tensor:
+    """Gradient rows as the variable takes them: of its dtype, or, where it is of 16 bits, of float32 as they came."""
+    return rows if rows.dtype == tf.float32 and takes_float32(variable) else tf.cast(rows, variable.dtype)
 
 
 def sum_equal_keys(keys: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -12,7 +12,7 @@ from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin import backward_updates, scaled_loss, step_record
 from tfplugin.kv_variable import KvVariable
-from tfplugin.optimizers import fused
+from tfplugin.optimizers import fused, generic_update
 from tfplugin.optimizers.fused_rules import FusedRule, fused_rule_of
 from tfplugin.optimizers.hyperparameters import Step, given, number
 from tfplugin.optimizers.wrapper import OptimizerWrapper
@@ -81,7 +81,7 @@ class _PartUpdate:
                 variable,
                 variable.slot_prefix(self._optimizer, self._optimizer_name),
                 keys,
-                tf.cast(gradients, variable.dtype),
+                generic_update.fitting(variable, gradients),
                 step=step,
                 weight_decay=_weight_decay(optimizer, variable),
                 positions=positions,

@@ -60,6 +60,7 @@ struct Update {
   std::vector<double> hyperparameters;  // in the order of the specification
   bool stochastic_rounding = false;     // of 16-bit columns; a pure function of (seed, key, column)
   uint64_t seed = 0;                    // give each step another
+  bool float32_gradients = false;       // of 16-bit columns: their gradients are not of 16 bits
   bool skip_nonfinite = false;          // leave a row alone whose summed gradient has a NaN or an infinity
 };
 

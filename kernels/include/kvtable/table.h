@@ -80,19 +80,28 @@ struct TableOptions {
 // is removed: whoever uses one later compares the key that lies beside the row.
 inline constexpr uint64_t kNoPosition = UINT64_MAX;  // the key has no row
 
-// Where a lookup writes: what belongs to key i goes to place i of these arrays, or to place where[i].
+// Where a lookup writes: what belongs to key i goes to place i of these arrays, or to place where[i]. Rows are of the
+// table's value type; or `widened` from 16 bits to float32, which tables in device memory do not do: they throw
+// Error(kFailedPrecondition), and tables of other value types Error(kInvalidArgument).
 struct RowsOut {
   // Rows alone are the usual case, so they convert.
   RowsOut(void* rows_out, uint64_t* positions_out = nullptr,  // NOLINT(google-explicit-constructor)
-          const uint32_t* where_out = nullptr)
-      : rows(static_cast<char*>(rows_out)), positions(positions_out), where(where_out) {}
+          const uint32_t* where_out = nullptr, bool widened_out = false)
+      : rows(static_cast<char*>(rows_out)),
+        positions(positions_out),
+        where(where_out),
+        widened(widened_out) {}
 
   int64_t PlaceOf(int64_t i) const { return where == nullptr ? i : where[i]; }
-  RowsOut WithPlaces(const uint32_t* places) const { return {rows, positions, places}; }
+  RowsOut WithPlaces(const uint32_t* places) const { return {rows, positions, places, widened}; }
+  int64_t row_bytes(ValueType type, int64_t dim) const {
+    return dim * SizeOf(widened ? ValueType::kFloat32 : type);
+  }
 
-  char* rows;             // (places, dim) of the value type
+  char* rows;             // (places, dim) of the value type, or of float32
   uint64_t* positions;    // (places) or null; kNoPosition where a lookup finds no row
   const uint32_t* where;  // (n) or null
+  bool widened;
 };
 
 // How a write stamps the rows it touches: frequency grows by the number of times the key occurs in the batch

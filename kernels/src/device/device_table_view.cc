@@ -101,6 +101,7 @@ class View : public Table {
 
   void Gather(const void* keys, int64_t n, const RowsOut& out, Missing missing, const void* defaults,
               int64_t num_defaults, bool* found, ParallelFor& threads) const override {
+    RefuseFloat32(out.widened);
     if (num_defaults > 0 && where_ == ArraysIn::kHost) {
       return GatherChunk(keys, n, out, missing, defaults, num_defaults, found, threads);
     }
@@ -112,6 +113,7 @@ class View : public Table {
 
   void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
                       ParallelFor& threads) override {
+    RefuseFloat32(out.widened);
     if (insertion.admitter != nullptr) return GatherOrAdmit(keys, n, out, insertion, threads);
     const DeviceStream stream = StreamOf(threads);
     Arrays arrays(work_.get(), where_, stream);
@@ -215,6 +217,7 @@ class View : public Table {
   ApplyCounts Apply(const void* keys, const uint64_t* /*positions*/, int64_t n, const void* gradients,
                     const Update& update, const SlotColumns& slots, Stamp stamp,
                     ParallelFor& threads) override {
+    RefuseFloat32(update.float32_gradients);
     Arrays arrays(work_.get(), where_, StreamOf(threads));
     const void* const device_gradients = arrays.In(gradients, n * value_bytes_);
     table_->Apply(Batch(keys, n, &arrays), device_gradients, update, slots, stamp, StreamOf(threads));
@@ -382,6 +385,14 @@ class View : public Table {
     std::vector<char> host_;
     void* device_ = nullptr;
   };
+
+  void RefuseFloat32(bool wanted) const {
+    if (!wanted) return;
+    throw Error(ErrorCode::kFailedPrecondition,
+                "Table '" + table_->options().name +
+                    "' is in device memory, where rows of 16 bits are looked up and " +
+                    "trained in their own type only.");
+  }
 
   DeviceStream StreamOf(const ParallelFor& threads) const {
     return threads.stream() != nullptr ? threads.stream() : table_->options().stream;

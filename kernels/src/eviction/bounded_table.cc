@@ -126,7 +126,7 @@ class BoundedTable : public Table {
     Scratch<uint64_t> scratch(static_cast<size_t>(places));
     uint64_t* const positions = out.positions == nullptr ? scratch.data() : out.positions;
     RankEvenOnFailure(keys, n, threads, [&] {
-      rows_->GatherOrInsert(keys, n, {out.rows, positions, out.where}, insertion, threads);
+      rows_->GatherOrInsert(keys, n, {out.rows, positions, out.where, out.widened}, insertion, threads);
     });
     BeforeTouch({positions, out.where, n});
     TouchAndEvict({positions, out.where, n}, true, insertion.evicted, threads);

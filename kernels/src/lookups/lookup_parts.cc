@@ -56,9 +56,10 @@ void LookUpRange(const PartsLookup& lookup, int64_t begin, int64_t end) {
   if (n == 0) return;
   const KeyType key_type = lookup.parts[0]->key_type();
   const int64_t key_bytes = SizeOf(key_type);
-  const int64_t row_bytes = lookup.parts[0]->dim() * SizeOf(lookup.parts[0]->value_type());
+  const int64_t row_bytes = lookup.out.row_bytes(lookup.parts[0]->value_type(), lookup.parts[0]->dim());
   const RowsOut out(lookup.out.rows + begin * row_bytes,
-                    lookup.out.positions == nullptr ? nullptr : lookup.out.positions + begin);
+                    lookup.out.positions == nullptr ? nullptr : lookup.out.positions + begin, nullptr,
+                    lookup.out.widened);
   const char* const keys = static_cast<const char*>(lookup.keys) + begin * key_bytes;
   if (lookup.parts.size() == 1) {
     LookUpOne(lookup.parts[0], keys, n, out, lookup.missing, Serial());
@@ -116,7 +117,7 @@ void LookUpParts(const std::vector<PartsLookup>& lookups, ParallelFor& threads) 
   TaskList tasks;
   std::vector<int64_t> ranges;
   for (const PartsLookup& lookup : lookups) {
-    const int64_t row_bytes = lookup.parts[0]->dim() * SizeOf(lookup.parts[0]->value_type());
+    const int64_t row_bytes = lookup.out.row_bytes(lookup.parts[0]->value_type(), lookup.parts[0]->dim());
     const int64_t most_keys = std::max<int64_t>(1024, kMostBytes / row_bytes);
     const int64_t least = (lookup.n + most_keys - 1) / most_keys;
     const int64_t shared = std::min<int64_t>(lookup.n / kLeastKeys, int64_t{4} * threads.threads());

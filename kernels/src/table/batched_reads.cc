@@ -32,21 +32,21 @@ void ShardedTable::Gather(const void* keys, int64_t n, const RowsOut& out, Missi
   std::shared_ptr<const InitialValue> init;
   std::once_flag asked;
   const char* const default_rows = static_cast<const char*>(defaults);
+  const RowsWriter rows(out, value_type_, dim_);
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const Key* const typed = static_cast<const Key*>(keys);
     const auto on_missing = [&](int64_t i) {
-      char* const to = out.rows + out.PlaceOf(i) * value_bytes_;
       switch (missing) {
         case Missing::kZeros:
-          std::memset(to, 0, static_cast<size_t>(value_bytes_));
+          rows.Zero(i);
           break;
         case Missing::kInitial:
           std::call_once(asked, [&] { init = initial(); });
-          init->Fill(WidenKey(typed[i]), to);
+          rows.Make(i, [&](char* to) { init->Fill(WidenKey(typed[i]), to); });
           break;
         case Missing::kDefault:
-          std::memcpy(to, default_rows + i % num_defaults * value_bytes_, static_cast<size_t>(value_bytes_));
+          rows.Copy(i, default_rows + i % num_defaults * value_bytes_);
           break;
       }
     };

@@ -30,6 +30,7 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     ThrowInvalid("An admission probability of " + std::to_string(insertion.admission) +
                  "; expected 0.0 to 1.0.");
   }
+  const RowsWriter rows(out, value_type_, dim_);
   const bool admits_all = insertion.admission == 1.0 && insertion.admitter == nullptr;
   // Rows in the file come into memory by way of the insert, for an update is going to want them there; but where missed
   // keys are counted, they are none.
@@ -75,7 +76,7 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     Scratch<uint32_t> first(admitted ? static_cast<size_t>(n) : 0);
     if (!admits_all || padding_key_) {
       const int64_t missing = total;
-      total = KeepAdmitted(typed, misses.data(), total, out, insertion, *init,
+      total = KeepAdmitted(typed, misses.data(), total, out, rows, insertion, *init,
                            admitted ? &*admitted : nullptr, first.data(), threads);
       held_back_.fetch_add(missing - total, std::memory_order_relaxed);
     }
@@ -83,21 +84,22 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     AwaitOwnRoomAside();
     const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
     ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
-      InsertMissed(time, group, *init, stamp, out, admitted ? first.data() : nullptr, insertion.inserted);
+      InsertMissed(time, group, *init, stamp, out, rows, admitted ? first.data() : nullptr,
+                   insertion.inserted);
     });
   });
 }
 
 template <class Key>
 int64_t ShardedTable::KeepAdmitted(const Key* keys, uint32_t* misses, int64_t count, const RowsOut& out,
-                                   const Insertion& insertion, const InitialValue& init,
-                                   AdmittedKeys* admitted, uint32_t* first, ParallelFor& threads) const {
+                                   const RowsWriter& rows, const Insertion& insertion,
+                                   const InitialValue& init, AdmittedKeys* admitted, uint32_t* first,
+                                   ParallelFor& threads) const {
   const auto leave_out = [&](uint32_t i) {
-    char* const to = out.rows + out.PlaceOf(i) * value_bytes_;
     if (insertion.below == Missing::kInitial) {
-      init.Fill(WidenKey(keys[i]), to);
+      rows.Make(i, [&](char* to) { init.Fill(WidenKey(keys[i]), to); });
     } else {
-      std::memset(to, 0, static_cast<size_t>(value_bytes_));
+      rows.Zero(i);
     }
     // Where most of a block is new, the rest of it is not even looked up.
     if (out.positions != nullptr) out.positions[out.PlaceOf(i)] = kNoPosition;
@@ -135,7 +137,7 @@ int64_t ShardedTable::KeepAdmitted(const Key* keys, uint32_t* misses, int64_t co
 
 void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroups::Group& group,
                                 const InitialValue& init, Stamp stamp, const RowsOut& out,
-                                const uint32_t* first, bool* inserted) {
+                                const RowsWriter& rows, const uint32_t* first, bool* inserted) {
   // Which rows are new in this call, so that a duplicate of a new key is told from a key that another
   // thread inserted between the lookup and now. Row numbers from `first_new` on are; a row that was removed
   // before is remembered.
@@ -145,9 +147,7 @@ void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroups::Group&
   // A row that is there already is only read.
   WriteGroup<true>(
       time, group, false, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
-      [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-        PrefetchRow<kAnyBytes, true>(out.rows + out.PlaceOf(i) * value_bytes_, value_bytes_);
-      },
+      [&](int64_t i) KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes, true>(rows.At(i), rows.bytes()); },
       [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
         char* const at = shard.rows.Row(row);
         if (is_new) {
@@ -161,10 +161,9 @@ void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroups::Group&
           StampRow(shard.rows.StampOf(row), stamp);
           if (inserted != nullptr) inserted[i] = true;
         }
-        const int64_t place = out.PlaceOf(i);
-        std::memcpy(out.rows + place * value_bytes_, at, static_cast<size_t>(value_bytes_));
+        rows.Copy(i, at);
         if (out.positions != nullptr) {
-          out.positions[place] = static_cast<uint64_t>(group.shard) << 32 | row;
+          out.positions[out.PlaceOf(i)] = static_cast<uint64_t>(group.shard) << 32 | row;
         }
       });
   born_.fetch_add(born, std::memory_order_relaxed);

@@ -35,21 +35,20 @@ int64_t PartsReader::Read(const void* keys, int64_t n, const RowsOut& out, bool 
   int64_t num_left = 0;
   VisitSignedKeyType(tables_[0]->key_type_, [&](auto k) {
     using Key = decltype(k);
-    VisitRowBytes(tables_[0]->value_bytes_, [&](auto known) {
-      num_left = ReadKeys<Key, decltype(known)::value>(static_cast<const Key*>(keys), n, out, counts, left);
+    VisitRowCopy(out, tables_[0]->value_type_, tables_[0]->dim_, [&](const auto copy) {
+      num_left = ReadKeys(static_cast<const Key*>(keys), n, out, copy, counts, left);
     });
   });
   return num_left;
 }
 
-template <class Key, int64_t kBytes>
-int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, bool counts,
+template <class Key, class RowCopy>
+int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, const RowCopy copy, bool counts,
                               uint32_t* left) const {
   // As tables have them: the sign counts for the part alone.
   using TableKey = std::conditional_t<sizeof(Key) == 4, int32_t, uint64_t>;
   const TableKey* const table_keys = reinterpret_cast<const TableKey*>(keys);
   const int bits = tables_[0]->shard_bits_;
-  const int64_t bytes = tables_[0]->value_bytes_;
   const size_t in_part = (size_t{1} << bits) - 1;
   const PartOf<Key> part_of(static_cast<int64_t>(tables_.size()));
   std::array<uint64_t, kBlock> hashes;
@@ -64,14 +63,13 @@ int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, bo
     if (out.positions != nullptr) out.positions[out.PlaceOf(i)] = uint64_t{number & in_part} << 32 | row;
     return shard.rows.Row(row);
   };
-  const auto prefetch = [bytes](const Shard&, const char* row)
-                            KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(row, bytes); };
+  const auto prefetch = [copy](const Shard&, const char* row) KVTABLE_ALWAYS_INLINE { copy.Prefetch(row); };
   const auto visit = [&](int64_t i, const Shard&, const char* row) {
     if (out.where == nullptr && i + kOutputAhead < n) {
       PrefetchRow<kBytes, true>(out.rows + (i + kOutputAhead) * bytes, bytes);
     }
     if (row == nullptr) return leave(i);
-    CopyRow<kBytes>(out.rows + out.PlaceOf(i) * bytes, row, bytes);
+    copy.Copy(out.rows + out.PlaceOf(i) * copy.out_bytes(), row);
   };
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t count = std::min(kBlock, n - begin);

@@ -26,8 +26,9 @@ class PartsReader {
   int64_t Read(const void* keys, int64_t n, const RowsOut& out, bool counts, uint32_t* left) const;
 
  private:
-  template <class Key, int64_t kBytes>
-  int64_t ReadKeys(const Key* keys, int64_t n, const RowsOut& out, bool counts, uint32_t* left) const;
+  template <class Key, class RowCopy>
+  int64_t ReadKeys(const Key* keys, int64_t n, const RowsOut& out, RowCopy copy, bool counts,
+                   uint32_t* left) const;
 
   std::vector<ShardedTable*> tables_;
   std::vector<const Shard*> shards_;  // those of the first table, then those of the second...

@@ -11,6 +11,7 @@
 #include "memory/copy_rows.h"
 #include "table/block_hold.h"
 #include "table/check_batch.h"
+#include "table/rows_writer.h"
 #include "table/search_buckets.h"
 #include "table/sharded_table.h"
 #include "threads/run_tasks.h"
@@ -242,31 +243,29 @@ template <class Key, class GoOn, class Missed>
 int64_t ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
                                  const RowsOut& out, bool* found, const GoOn& go_on, const Missed& missed,
                                  bool only_memory) const {
-  const int64_t bytes = value_bytes_;
   int64_t read_to = begin;
-  VisitRowBytes(bytes, [&](auto known) {
-    constexpr int64_t kBytes = decltype(known)::value;
+  VisitRowCopy(out, value_type_, dim_, [&](const auto copy) {
     read_to = ReadRange(
         time, keys, begin, end, go_on, [](const Shard&) {},
-        [&out, bytes](int64_t i, size_t number, const Shard& shard, uint32_t row)
+        [&out, copy](int64_t i, size_t number, const Shard& shard, uint32_t row)
             KVTABLE_ALWAYS_INLINE -> const char* {
               const int64_t place = out.PlaceOf(i);
               // Scattered: the hardware foresees nothing of it.
-              if (out.where != nullptr) PrefetchRow<kBytes, true>(out.rows + place * bytes, bytes);
+              if (out.where != nullptr) copy.PrefetchOut(out.rows + place * copy.out_bytes());
               if (out.positions != nullptr) out.positions[place] = uint64_t{number} << 32 | row;
               return reinterpret_cast<const char*>(shard.rows.Find(row));
             },
-        [bytes](const Shard&, const char* row) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(row, bytes); },
+        [copy](const Shard&, const char* row) KVTABLE_ALWAYS_INLINE { copy.Prefetch(row); },
         [&](int64_t i, const Shard&, const char* row) {
           if (found != nullptr) found[i] = row != nullptr;
           const int64_t place = out.PlaceOf(i);
           // One behind the other: the hardware foresees where they go, but not early enough to have the lines
           // for writing when the copy comes.
           if (out.where == nullptr && i + kOutputAhead < end) {
-            PrefetchRow<kBytes, true>(out.rows + (i + kOutputAhead) * bytes, bytes);
+            copy.PrefetchOut(out.rows + (i + kOutputAhead) * copy.out_bytes());
           }
           if (row != nullptr) {
-            CopyRow<kBytes>(out.rows + place * bytes, row, bytes);
+            copy.Copy(out.rows + place * copy.out_bytes(), row);
           } else {
             if (out.positions != nullptr) out.positions[place] = kNoPosition;
             missed(i);

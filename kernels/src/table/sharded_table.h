@@ -74,6 +74,8 @@ namespace kvtable {
 
 inline constexpr int64_t kAhead = 16;  // searches begun before the one being finished; buckets twice as far
 
+class RowsWriter;  // in rows_writer.h
+
 class ShardedTable : public Table, public RowsInPlace {
  public:
   explicit ShardedTable(const TableOptions& options);
@@ -301,11 +303,12 @@ class ShardedTable : public Table, public RowsInPlace {
   // it is not, first[i] is the frequency that a row of key i starts from.
   template <class Key>
   int64_t KeepAdmitted(const Key* keys, uint32_t* misses, int64_t count, const RowsOut& out,
-                       const Insertion& insertion, const InitialValue& init, AdmittedKeys* admitted,
-                       uint32_t* first, ParallelFor& threads) const;
+                       const RowsWriter& rows, const Insertion& insertion, const InitialValue& init,
+                       AdmittedKeys* admitted, uint32_t* first, ParallelFor& threads) const;
   // The second half of GatherOrInsert: keys that the lookup missed. `first` may be null.
   void InsertMissed(const BatchTime& time, const ShardGroups::Group& group, const InitialValue& init,
-                    Stamp stamp, const RowsOut& out, const uint32_t* first, bool* inserted);
+                    Stamp stamp, const RowsOut& out, const RowsWriter& rows, const uint32_t* first,
+                    bool* inserted);
   // The rows [begin, end) of a shard, those there are: how many of them went.
   int64_t EvictRows(const RowTest& test, int shard_number, uint32_t begin, uint32_t end);
 

@@ -26,8 +26,8 @@ ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::G
                                      const std::vector<int64_t>& offsets, Stamp stamp,
                                      const InitialValue& init) {
   const size_t n = static_cast<size_t>(group.count);
-  const int64_t bytes = value_bytes_;
-  const GradientSum sum(value_type_, dim_);
+  const GradientSum sum(update, value_type_, dim_);
+  const int64_t bytes = sum.row_bytes();
   const auto gradient_at = [&](uint32_t i) KVTABLE_ALWAYS_INLINE {
     return gradients + int64_t{group.positions[i]} * bytes;
   };

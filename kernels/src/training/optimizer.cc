@@ -96,6 +96,8 @@ RowUpdater::RowUpdater(const Update& update, ValueType value_type, int64_t dim)
     columns_ = 1 + update.optimizer->slots.size();
     conversion_ = BestRowConversion(value_type);
     scratch_bytes_ = columns_ * static_cast<size_t>(dim_) * sizeof(float);
+  } else if (update.float32_gradients) {
+    throw Error(ErrorCode::kInvalidArgument, "Only rows of 16 bits have gradients of another type: float32.");
   }
 }
 
@@ -125,11 +127,11 @@ bool RowUpdater::UpdateConverted(void* const* columns, const void* gradient, uin
   return zeroed;
 }
 
-GradientSum::GradientSum(ValueType value_type, int64_t dim)
-    : dim_(dim),
-      row_bytes_(dim * SizeOf(value_type)),
-      same_type_(value_type == ValueType::kFloat32 || value_type == ValueType::kFloat64) {
-  VisitValueType(value_type, [&](auto t) {
+GradientSum::GradientSum(const Update& update, ValueType value_type, int64_t dim) : dim_(dim) {
+  const ValueType type = update.float32_gradients ? ValueType::kFloat32 : value_type;
+  row_bytes_ = dim * SizeOf(type);
+  same_type_ = type == ValueType::kFloat32 || type == ValueType::kFloat64;
+  VisitValueType(type, [&](auto t) {
     using C = typename Element<decltype(t)>::Compute;
     bytes_ = static_cast<size_t>(dim) * sizeof(C);
     set_ = [](const void* row, int64_t n, void* sum) {
@@ -140,7 +142,7 @@ GradientSum::GradientSum(ValueType value_type, int64_t dim)
       return LaneSum<C>(WholeRow{n}, [=](int64_t j) { return static_cast<const C*>(sum)[j] * C{0}; }) == C{0};
     };
   });
-  if (!same_type_) conversion_ = BestRowConversion(value_type);
+  if (!same_type_) conversion_ = BestRowConversion(type);
 }
 
 ApplyCounts ApplyToArrays(const Update& update, ValueType value_type, int64_t dim,
@@ -152,7 +154,7 @@ ApplyCounts ApplyToArrays(const Update& update, ValueType value_type, int64_t di
                                                  " slots; got " + std::to_string(columns.size() - 1) + ".");
   }
   const RowUpdater updater(update, value_type, dim);
-  const GradientSum sum(value_type, dim);
+  const GradientSum sum(update, value_type, dim);
   const int64_t row_bytes = dim * SizeOf(value_type);
   const Ranges ranges(n, std::max<int64_t>(1, 16384 / dim), threads);
   Scratch<int64_t> skipped(static_cast<size_t>(ranges.count()));
@@ -164,7 +166,7 @@ ApplyCounts ApplyToArrays(const Update& update, ValueType value_type, int64_t di
     count = 0;
     for (int64_t i = ranges.begin(r); i < ranges.end(r); ++i) {
       const int64_t row = rows == nullptr ? i : rows[i];
-      const void* gradient = static_cast<const char*>(gradients) + i * row_bytes;
+      const void* gradient = static_cast<const char*>(gradients) + i * sum.row_bytes();
       if (!sum.same_type()) {
         sum.Set(summed.data(), gradient);
         gradient = summed.data();

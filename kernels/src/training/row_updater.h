@@ -49,10 +49,10 @@ class RowUpdater {
   alignas(64) unsigned char constants_[kMostConstantBytes];
 };
 
-// Gradient rows of the value type, summed in the compute type.
+// Gradient rows, of the value type unless the update says that they are of float32, summed in the compute type.
 class GradientSum {
  public:
-  explicit GradientSum(ValueType value_type, int64_t dim);
+  GradientSum(const Update& update, ValueType value_type, int64_t dim);
 
   // Whether gradient rows are of the compute type, so that one alone needs no conversion.
   bool same_type() const { return same_type_; }
@@ -67,7 +67,8 @@ class GradientSum {
     }
   }
   bool IsFinite(const void* sum) const { return is_finite_(sum, dim_); }
-  size_t bytes() const { return bytes_; }  // of a sum
+  size_t bytes() const { return bytes_; }           // of a sum
+  int64_t row_bytes() const { return row_bytes_; }  // of a gradient row
 
  private:
   void (*set_)(const void* row, int64_t n, void* sum);

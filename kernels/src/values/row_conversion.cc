@@ -189,6 +189,35 @@ KVTABLE_TARGET_AVX2 void StoreEightsStochastically(const float* from, int64_t n,
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 takes its own undefined registers for ours
 
+// Sixteen elements are stored as one vector, because a rule of this instruction set loads them as one: from two smaller
+// stores the CPU would not pass them on until both are in the cache.
+
+KVTABLE_TARGET_AVX512 inline __m512 LoadSixteen(const BFloat16* x) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+KVTABLE_TARGET_AVX512 inline __m512 LoadSixteen(const Float16* x) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+}
+
+template <class T, auto kRest>
+KVTABLE_TARGET_AVX512 void LoadSixteens(const void* from, int64_t n, float* to) {
+  const T* const x = static_cast<const T*>(from);
+  int64_t j = 0;
+  for (; j + 16 <= n; j += 16) _mm512_storeu_ps(to + j, LoadSixteen(x + j));
+  if (j != n) kRest(x + j, n - j, to + j);
+}
+
+template <class T, auto kRest>
+KVTABLE_TARGET_AVX512 void AccumulateSixteens(const void* from, int64_t n, float* to) {
+  const T* const x = static_cast<const T*>(from);
+  int64_t j = 0;
+  for (; j + 16 <= n; j += 16) {
+    _mm512_storeu_ps(to + j, _mm512_add_ps(_mm512_loadu_ps(to + j), LoadSixteen(x + j)));
+  }
+  if (j != n) kRest(x + j, n - j, to + j);
+}
+
 KVTABLE_TARGET_AVX512 inline __m512i MixEight(__m512i x) {  // Mix64 of each
   x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 30)),
                          _mm512_set1_epi64(static_cast<int64_t>(0xbf58476d1ce4e5b9ULL)));
@@ -254,20 +283,35 @@ KVTABLE_TARGET_AVX512 void StoreSixteensStochastically(const float* from, int64_
 #pragma GCC diagnostic pop
 #endif
 
+#if defined(__x86_64__)
+RowConversion BestAvx2(Float16) {
+  return {LoadFloat16, AccumulateFloat16, StoreFloat16, StoreEightsStochastically<Float16>};
+}
+RowConversion BestAvx2(BFloat16) {
+  RowConversion best = Avx2<BFloat16>::All();
+  best.store_stochastically = StoreEightsStochastically<BFloat16>;
+  return best;
+}
+
+RowConversion BestAvx512(Float16) {
+  return {LoadSixteens<Float16, LoadFloat16>, AccumulateSixteens<Float16, AccumulateFloat16>, StoreFloat16,
+          StoreSixteensStochastically<Float16>};
+}
+RowConversion BestAvx512(BFloat16) {
+  using Simple = Avx512<BFloat16>;
+  return {LoadSixteens<BFloat16, Simple::Load>, AccumulateSixteens<BFloat16, Simple::Accumulate>,
+          Simple::Store, StoreSixteensStochastically<BFloat16>};
+}
+#endif
+
 template <class T>
 RowConversion Best() {
 #if defined(__x86_64__)
   switch (BestInstructionSet()) {
-    case InstructionSet::kAvx512: {
-      RowConversion best = Avx512<T>::All();
-      best.store_stochastically = StoreSixteensStochastically<T>;
-      return best;
-    }
-    case InstructionSet::kAvx2: {
-      RowConversion best = Avx2<T>::All();
-      best.store_stochastically = StoreEightsStochastically<T>;
-      return best;
-    }
+    case InstructionSet::kAvx512:
+      return BestAvx512(T{});
+    case InstructionSet::kAvx2:
+      return BestAvx2(T{});
     case InstructionSet::kBaseline:
       break;
   }
@@ -278,16 +322,14 @@ RowConversion Best() {
 }  // namespace
 
 RowConversion BestRowConversion(ValueType type) {
-  if (type == ValueType::kBFloat16) return Best<BFloat16>();
-  RowConversion best = Best<Float16>();
-#if defined(__x86_64__)
-  if (BestInstructionSet() != InstructionSet::kBaseline) {
-    best.load = LoadFloat16;
-    best.accumulate = AccumulateFloat16;
-    best.store = StoreFloat16;
+  return type == ValueType::kBFloat16 ? Best<BFloat16>() : Best<Float16>();
+}
+
+decltype(RowConversion::load) WidenRow(ValueType type) {
+  if (type != ValueType::kFloat16 && type != ValueType::kBFloat16) {
+    throw Error(ErrorCode::kInvalidArgument, "Only rows of float16 and bfloat16 can be widened to float32.");
   }
-#endif
-  return best;
+  return BestRowConversion(type).load;
 }
 
 }  // namespace kvtable

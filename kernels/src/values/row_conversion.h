@@ -20,4 +20,7 @@ struct RowConversion {
 // `type` is kFloat16 or kBFloat16.
 RowConversion BestRowConversion(ValueType type);
 
+// The `load` of that. Throws Error(kInvalidArgument) for other types.
+decltype(RowConversion::load) WidenRow(ValueType type);
+
 }  // namespace kvtable

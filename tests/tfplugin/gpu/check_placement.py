@@ -53,6 +53,17 @@ def test_the_same_rows_as_on_the_cpu() -> None:
     np.testing.assert_array_equal(*rows)
 
 
+def test_rows_of_16_bits_are_looked_up_and_trained_as_they_are() -> None:
+    """On a GPU: float32 is refused for lookups, and gradients of float32 are rounded before the update."""
+    table = make("/GPU:0", "far", value_dtype=tf.float16)
+    with pytest.raises(ValueError, match=r"'far' of float16 with output_dtype=float32: on a GPU .*tf.cast the rows"):
+        table.sparse_read([1], output_dtype=tf.float32)
+    before = tf.cast(table.sparse_read([1]), tf.float32)
+    gradient = tf.IndexedSlices(tf.fill([1, 4], 0.5), tf.constant([1], tf.int64))
+    tfplugin.optimizers.SGD(1.0).apply_gradients([(gradient, table)])
+    np.testing.assert_allclose(tf.cast(table.sparse_read([1]), tf.float32), before - 0.5, atol=1e-3)
+
+
 @pytest.mark.parametrize(("first", "second"), [("/CPU:0", "/GPU:0"), ("/GPU:0", "/CPU:0"), ("/GPU:0", "/GPU:0")])
 def test_a_checkpoint_goes_from_one_to_the_other_and_trains_on(first: str, second: str, tmp_path: Path) -> None:
     keys = np.array([3, -7, 3, 11], np.int64)
