@@ -66,7 +66,7 @@ int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, co
   const auto prefetch = [copy](const Shard&, const char* row) KVTABLE_ALWAYS_INLINE { copy.Prefetch(row); };
   const auto visit = [&](int64_t i, const Shard&, const char* row) {
     if (out.where == nullptr && i + kOutputAhead < n) {
-      PrefetchRow<kBytes, true>(out.rows + (i + kOutputAhead) * bytes, bytes);
+      copy.PrefetchOut(out.rows + (i + kOutputAhead) * copy.out_bytes());
     }
     if (row == nullptr) return leave(i);
     copy.Copy(out.rows + out.PlaceOf(i) * copy.out_bytes(), row);
