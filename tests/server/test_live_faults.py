@@ -279,8 +279,14 @@ def test_a_disk_that_is_full_keeps_what_is_served_and_is_tried_again(serve: Call
         statuses = get_json(server.port, "/v1/models/default")[1]["model_version_status"]
         return next((each for each in statuses if each["version"] == "2"), {"status": {}})
 
-    until(lambda: state()["status"].get("error_code") == "UNAVAILABLE", "it says that there is no space")
-    message = state()["status"]["error_message"]
+    told: list[dict[str, Any]] = []  # the last is read once: between two tries, nothing is wrong
+
+    def has_failed() -> bool:
+        told.append(state()["status"])
+        return bool(told[-1].get("error_code") == "UNAVAILABLE")
+
+    until(has_failed, "it says that there is no space")
+    message = told[-1]["error_message"]
     assert "File too large" in message and "make room" in message and str(tmp_path) not in message
     assert str(tmp_path / "cache") in server.stderr(), "the log has the path"
     # Between two tries, that is: each makes a file that it takes away again.

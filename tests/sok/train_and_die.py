@@ -27,6 +27,7 @@ KEYS = np.concatenate([np.arange(-10, 30), [2**63 - 1, -(2**63)]])
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, to the rank that is left: it has yet to write
     hvd.init()
     sok.init()
     folder, steps, death = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
@@ -67,7 +68,7 @@ def main() -> None:
             manager.save()
     except BaseException as error:
         ended["error"] = f"{type(error).__name__}: {error}"
-        print(ended["error"], file=sys.stderr, flush=True)  # before the launcher, which the other death ends, ends this
+        print(ended["error"], file=sys.stderr, flush=True)
         raise
     finally:
         held, values = sok.export(dynamic)
