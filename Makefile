@@ -177,7 +177,7 @@ wheels: ## a source distribution, and wheels for PYTHONS with ready ops for TENS
 	$(PYTHON) wheels/build.py --pythons '$(PYTHONS)' --tensorflows '$(TENSORFLOWS)' --jobs $(JOBS)
 
 matrix: ## tests from the wheels in dist/ for each Python and TensorFlow; the table goes into docs/versions.md
-	$(PYTHON) wheels/matrix.py --pythons '$(PYTHONS)' --tensorflows '$(TENSORFLOWS)'
+	$(PYTHON) wheels/matrix.py --pythons '$(PYTHONS)' --tensorflows '$(TENSORFLOWS)' --jobs $(JOBS)
 
 bench-install: ## from a wheel in dist/ to the first trained step, in environments made for it, without a compiler
 	$(PYTHON) benchmarks/fresh_install.py

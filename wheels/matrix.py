@@ -1,6 +1,6 @@
 """`make matrix`: the core of the tests from the wheels in dist/, with each TensorFlow on each Python that it is for.
 
-    python wheels/matrix.py [--pythons "3.10 3.12"] [--tensorflows "2.16 2.21"] [--again] [--keep]
+    python wheels/matrix.py [--pythons "3.10 3.12"] [--tensorflows "2.16 2.21"] [--jobs 2] [--again] [--keep]
 
 Each pair gets an environment of its own, with that release of TensorFlow and what its installer takes with it (Keras,
 NumPy, ...). Nothing of this tree is on its path: the tests are those of the source distribution beside the wheels.
@@ -20,6 +20,7 @@ import sys
 import tarfile
 import time
 import xml.etree.ElementTree
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pythons", default="", help=f"versions or paths of interpreters; {' '.join(PYTHONS)}")
     parser.add_argument("--tensorflows", default="", help="the minor versions; all")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="how many pairs to run at once")
     parser.add_argument("--again", action="store_true", help="run pairs that have passed, too")
     parser.add_argument("--keep", action="store_true", help="keep the environments, 2 GB each")
     arguments = parser.parse_args()
@@ -85,6 +87,7 @@ def main() -> None:
     if missing:
         print(f"make matrix: no Python {', '.join(missing)} here: not on the path, and not in pyenv", file=sys.stderr)
     tree = tests_tree()
+    pairs = []
     for minor in minors(arguments.tensorflows):
         for version, python in interpreters.items():
             wheel = next((wheel for wheel in wheels if serves(wheel, version)), None)
@@ -93,8 +96,12 @@ def main() -> None:
             if wheel is None:
                 print(f"make matrix: no wheel for Python {version} in dist/", file=sys.stderr)
                 continue
-            result = run_pair(minor, version, python, wheel, tree, again=arguments.again, keep=arguments.keep)
-            print(f"TensorFlow {minor.newest}, Python {version}: {summary(result)}", flush=True)
+            pairs.append((minor, version, python, wheel))
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        running = [pool.submit(run_pair, *pair, tree, again=arguments.again, keep=arguments.keep) for pair in pairs]
+        for done in as_completed(running):
+            result = done.result()
+            print(f"TensorFlow {result['tensorflow']}, Python {result['python']}: {summary(result)}", flush=True)
             write_page(PAGE)
     failed = [result for result in results().values() if result["failed"]]
     for result in failed:
