@@ -6,6 +6,9 @@ float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
@@ -13,9 +16,11 @@ _ATTRIBUTE = "_kv_read_as_float32"
 _LOOKUPS = ("KvTableGather", "KvTableGatherMany")
 
 
-def note(handle: tf.Tensor) -> None:
-    """Notes that the table behind `handle` is looked up as float32."""
-    setattr(handle, _ATTRIBUTE, True)
+def note(tables: Iterable[Any], looked_up_as: tf.DType) -> None:
+    """Notes a lookup of tables, each with a `handle` and a `dtype`, where it gives another dtype than theirs."""
+    for table in tables:
+        if table.dtype != looked_up_as:
+            setattr(table.handle, _ATTRIBUTE, True)
 
 
 def joinable(handle: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

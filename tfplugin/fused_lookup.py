@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfplugin import step_record
+from tfplugin import float32_lookups, step_record
 from tfplugin.composed_pool import PooledIds
 from tfplugin.ops import raw
 from tfplugin.placement import on_device_of
@@ -69,11 +69,14 @@ def gather_many(
     """
     _note_lookups(tables, train)
     first = tables[0][0]
+    dtype = output_dtype or first.dtype
+    for parts in tables:
+        float32_lookups.note(parts, dtype)
     with on_device_of(first):
         rows, _ = raw.kv_table_gather_many(
             [part.handle for parts in tables for part in parts],
             list(keys),
-            dtype=output_dtype or first.dtype,
+            dtype=dtype,
             parts=[len(parts) for parts in tables],
             dims=[parts[0].dim for parts in tables],
             mode="train" if train else missing,

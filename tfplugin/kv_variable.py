@@ -355,12 +355,14 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
             raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
         train = training_mode.is_training(training)
         keys = keys_to_tensor(indices, self.key_dtype, self._name)
+        output_dtype = checked_output_dtype(output_dtype, [self], self._name)
+        float32_lookups.note([self], output_dtype)
         step_record.note_lookup(self, train)
         with on_device_of(self):
             rows, _ = raw.kv_table_gather(
                 self._handle,
                 keys,
-                dtype=checked_output_dtype(output_dtype, [self], self._name),
+                dtype=output_dtype,
                 dim=self.dim,
                 mode="train" if train else missing,
                 remember=train and self.trainable,
@@ -761,8 +763,6 @@ def checked_output_dtype(dtype: Any, parts: Sequence[KvVariable], name: str) -> 
         raise ValueError(
             f"{what}: on a GPU rows come as they are. Leave output_dtype out, and tf.cast the rows to float32."
         )
-    for part in parts:
-        float32_lookups.note(part.handle)
     return wanted
 
 
