@@ -5,10 +5,10 @@
 namespace kvtools {
 
 // mode: "train" inserts missing keys with their initial value; "zeros" and "initial" are read-only and give
-// that for a missing key. Rows of 16 bits may come as float32, and so do their gradients then. With `remember` positions say where each key's row lies (-1: nowhere), for an
-// update to begin at; else they are empty. A missing key is inserted with the probability `admission`; one
-// that is not gives zeros. `in_backward`, here and below, names the update that the gradient makes at once,
-// one for each handle; see tfplugin.apply_in_backward.
+// that for a missing key. Rows of 16 bits may come as float32, and so do their gradients then. With `remember`
+// positions say where each key's row lies (-1: nowhere), for an update to begin at; else they are empty. A missing
+// key is inserted with the probability `admission`; one that is not gives zeros. `in_backward`, here and below,
+// names the update that the gradient makes at once, one for each handle; see tfplugin.apply_in_backward.
 REGISTER_OP("KvTableGather")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")

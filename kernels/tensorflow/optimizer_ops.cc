@@ -6,8 +6,7 @@ namespace kvtools {
 
 // One step of `optimizer`, a rule of the table engine: sums the gradients of equal keys and updates the row
 // of each key once, value and slots, inserting keys that are not there. Gradients of rows of 16 bits may be
-// float32. `positions` are what a lookup
-// remembered, or empty. The elements of `hyperparameters`, one after the other, have the names in `names`;
+// float32. `positions` are what a lookup remembered, or empty. The elements of `hyperparameters`, one after the other, have the names in `names`;
 // what is not named has its usual value. `slots` are the rule's in its order; for the other attributes see
 // KvTableReadRows.
 REGISTER_OP("KvTableApply")

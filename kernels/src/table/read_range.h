@@ -117,8 +117,7 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
   }
   for (size_t e = 0; e < num_elsewhere; ++e) {
     const uint32_t i = elsewhere[e];
-    const BucketIndex& index = places.shard(i).index;
-    const uint32_t row = index.FindFrom(wide[i], index.Next(homes[i], homes[i]), homes[i]);
+    const uint32_t row = places.shard(i).index.FindElsewhere(wide[i], homes[i]);
     if (row != BucketIndex::kNoRow) located(i, row);
   }
   const auto prefetch_row = [&](int64_t i) KVTABLE_ALWAYS_INLINE {

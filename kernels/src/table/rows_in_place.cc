@@ -71,7 +71,7 @@ bool ShardedTable::ReadInPlace(const void* keys, int64_t n, const Insertion* ins
         const Shard& shard = shard_of(i);
         uint32_t row = numbers[i];
         if (__builtin_expect(row == BucketIndex::kNoRow, 0)) {
-          row = shard.index.FindFrom(wide[i], shard.index.Next(homes[i], homes[i]), homes[i]);
+          row = shard.index.FindElsewhere(wide[i], homes[i]);
           if (row == BucketIndex::kNoRow) {
             rows[i] = other_of.empty() ? nullptr : other_of[i];
             if (rows[i] == nullptr) absent.push_back(static_cast<uint32_t>(i));
