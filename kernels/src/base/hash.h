@@ -12,11 +12,17 @@ inline constexpr int kMaxShardBits = 6;
 inline constexpr int kMaxShards = 1 << kMaxShardBits;
 
 // The finalizer of splitmix64 (Stafford's "mix 13"): a bijection in which each input bit flips about half of
-// the output bits, so that sequential, strided and shifted keys spread evenly.
-KVTABLE_HOST_DEVICE inline constexpr uint64_t Mix64(uint64_t x) {
+// the output bits, so that sequential, strided and shifted keys spread evenly. Of a word, or of each in a vector.
+template <class Words>
+KVTABLE_HOST_DEVICE inline constexpr void MixInPlace(Words* words) {
+  Words& x = *words;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
+  x = x ^ (x >> 31);
+}
+KVTABLE_HOST_DEVICE inline constexpr uint64_t Mix64(uint64_t x) {
+  MixInPlace(&x);
+  return x;
 }
 
 // The top `shard_bits` bits.

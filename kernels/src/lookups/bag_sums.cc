@@ -3,9 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
+#include "memory/copy_rows.h"
 #include "training/sum_rows.h"
 
 namespace kvtable {
+namespace {
+
+constexpr int64_t kRowsAhead = 64;  // rows asked for before those of the bag that is added up
+
+}  // namespace
 
 BagSums::BagSums(const Bags& bags, Combiner combiner, int64_t dim, int64_t first, int64_t last, void* pooled)
     : bags_(bags),
@@ -30,12 +36,18 @@ void BagSums::AddTyped(const char* const* rows, int64_t n) {
   const Compute* const weights = static_cast<const Compute*>(bags_.weights());
   Compute* const sum = reinterpret_cast<Compute*>(sum_.data());
   const int64_t end = id_ + n;
+  const char* const* const rows_end = rows + n;
+  const char* const* asked_for = rows;
   for (; bag_ < last_; ++bag_) {
     const int64_t begin = bags_.begin(bag_);
     const int64_t stop = std::min(end, bags_.end(bag_));
     const int64_t count = stop - id_;
     const bool complete = stop == bags_.end(bag_);
     if (count == 0 && !complete) return;
+    const char* const* const ahead = rows + std::min(count + kRowsAhead, rows_end - rows);
+    for (; asked_for < ahead; ++asked_for) {
+      PrefetchRow<kAnyBytes>(*asked_for, dim_ * int64_t{sizeof(T)});
+    }
     T* const out = reinterpret_cast<T*>(pooled_) + bag_ * dim_;
     if (weights == nullptr && stop == begin + 1 && complete) {  // whatever the combiner
       std::memcpy(out, *rows, static_cast<size_t>(dim_) * sizeof(T));

@@ -14,7 +14,7 @@ class BagSums {
   // Of bags [first, last), into `pooled` (bags, dim) of the bags' value type.
   BagSums(const Bags& bags, Combiner combiner, int64_t dim, int64_t first, int64_t last, void* pooled);
 
-  // The rows of the next n ids.
+  // The rows of the next n ids, wherever they lie: they are asked for before they are read.
   void Add(const char* const* rows, int64_t n);
   // When all ids have come: bags without ids may be left.
   void Finish();

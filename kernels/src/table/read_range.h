@@ -11,43 +11,19 @@
 #include "memory/copy_rows.h"
 #include "table/block_hold.h"
 #include "table/check_batch.h"
+#include "table/find_rows.h"
 #include "table/rows_writer.h"
-#include "table/search_buckets.h"
 #include "table/sharded_table.h"
 #include "threads/run_tasks.h"
 #include "values/elements.h"
 
 namespace kvtable {
 
-inline constexpr int64_t kBlock = 512;      // keys of a lookup under one set of locks: what writers wait for
 inline constexpr int64_t kRowsAhead = 32;   // rows of a lookup asked for before the one being copied
 inline constexpr int64_t kOutputAhead = 4;  // rows of the output asked for before the one being written
 inline constexpr int64_t kLeastKeysPerTask = 2048;  // of a lookup
 
 inline constexpr auto kToTheEnd = [](int64_t) { return true; };
-
-// Where the keys of a block are searched, by their hashes. Of one table:
-struct OneTable {
-  const std::unique_ptr<Shard>* shards;
-  int shard_bits;
-  const uint64_t* hashes;
-
-  KVTABLE_ALWAYS_INLINE uint64_t hash(int64_t i) const { return hashes[i]; }
-  KVTABLE_ALWAYS_INLINE size_t number(int64_t i) const {
-    return static_cast<size_t>(ShardOf(hashes[i], shard_bits));
-  }
-  KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[number(i)]; }
-};
-// Of several tables, with the numbers of the shards, all tables' one behind the other, in a list:
-struct SeveralTables {
-  const Shard* const* shards;
-  const uint16_t* numbers;
-  const uint64_t* hashes;
-
-  KVTABLE_ALWAYS_INLINE uint64_t hash(int64_t i) const { return hashes[i]; }
-  KVTABLE_ALWAYS_INLINE size_t number(int64_t i) const { return numbers[i]; }
-  KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[numbers[i]]; }
-};
 
 // The keys of a block: those from `first` on, or those that a list names.
 struct ConsecutiveKeys {
@@ -74,11 +50,7 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
                             const Places& places, const LocateRow& locate, const Prefetch& prefetch,
                             const Visit& visit, FileReads* reads, bool only_memory) {
   using Pointer = decltype(locate(int64_t{0}, size_t{0}, places.shard(0), uint32_t{0}));
-  static const SearchHomes search_homes = BestSearchHomes();
-  std::array<uint64_t, kBlock> wide;
-  std::array<const Bucket*, kBlock> homes;
   std::array<uint32_t, kBlock> rows;
-  std::array<uint32_t, kBlock> elsewhere;  // keys that are not in the bucket that is their home
   // Where each row is, or null.
   std::array<uintptr_t, kBlock> found;
   // Where rows may have expired, the stamps of those that were found: asked for when they are.
@@ -86,12 +58,12 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
   std::array<const RowStamp*, kBlock> stamps;
   // First where the rows are, then the rows: each pass asks for memory some steps before it reads it, and
   // the last does nothing else.
+  FindRows(
+      places, [&](int64_t i) KVTABLE_ALWAYS_INLINE { return WidenKey(keys[which[i]]); }, count, rows.data());
   for (int64_t i = 0; i < count; ++i) {
-    wide[static_cast<size_t>(i)] = WidenKey(keys[which[i]]);
-    homes[static_cast<size_t>(i)] = places.shard(i).index.Home(places.hash(i));
-  }
-  search_homes(wide.data(), homes.data(), count, rows.data());
-  const auto located = [&](int64_t i, uint32_t row) KVTABLE_ALWAYS_INLINE {
+    const uint32_t row = rows[static_cast<size_t>(i)];
+    found[static_cast<size_t>(i)] = 0;
+    if (__builtin_expect(row == BucketIndex::kNoRow, 0)) continue;
     const Shard& shard = places.shard(i);
     if (__builtin_expect(may_expire, 0)) {
       const RowStamp* const stamp = shard.rows.StampOf(row);
@@ -100,25 +72,6 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
     }
     found[static_cast<size_t>(i)] =
         reinterpret_cast<uintptr_t>(locate(which[i], places.number(i), shard, row));
-  };
-  size_t num_elsewhere = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t row = rows[static_cast<size_t>(i)];
-    if (__builtin_expect(row != BucketIndex::kNoRow, 1)) {
-      located(i, row);
-      continue;
-    }
-    const Bucket* const home = homes[static_cast<size_t>(i)];
-    const Bucket* const next = places.shard(i).index.Next(home, home);
-    __builtin_prefetch(next);
-    found[static_cast<size_t>(i)] = 0;
-    elsewhere[num_elsewhere] = static_cast<uint32_t>(i);
-    num_elsewhere += next != nullptr ? 1 : 0;
-  }
-  for (size_t e = 0; e < num_elsewhere; ++e) {
-    const uint32_t i = elsewhere[e];
-    const uint32_t row = places.shard(i).index.FindElsewhere(wide[i], homes[i]);
-    if (row != BucketIndex::kNoRow) located(i, row);
   }
   const auto prefetch_row = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
     const uintptr_t place = found[static_cast<size_t>(i)];

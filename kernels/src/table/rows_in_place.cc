@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/hash.h"
-#include "memory/copy_rows.h"
 #include "table/block_hold.h"
-#include "table/search_buckets.h"
+#include "table/find_rows.h"
+#include "table/hash_keys.h"
 #include "table/sharded_table.h"
 #include "values/elements.h"
 
@@ -28,25 +28,21 @@ struct OtherRows {
 bool ShardedTable::ReadInPlace(const void* keys, int64_t n, const Insertion* insertion, Missing missing,
                                const Read& read) {
   if (spill_ != nullptr || ages_.Begin().expired_before != 0) return false;
+  static_assert(kMostKeys <= kBlock);
   if (n == 0) return true;
-  static const SearchHomes search_homes = BestSearchHomes();
+  static const HashKeys hash_keys = BestHashKeys();
   const std::shared_ptr<const InitialValue> init = initial();
   const size_t words = static_cast<size_t>(value_bytes_ + 7) / 8;
   std::array<uint64_t, kMostKeys> wide;
   std::array<uint64_t, kMostKeys> hashes;
-  std::array<const Bucket*, kMostKeys> homes;
   std::array<uint32_t, kMostKeys> numbers;
   std::array<const char*, kMostKeys> rows;
   const size_t count = static_cast<size_t>(n);
-  uint64_t touched = 0;
   VisitKeyType(key_type_, [&](auto k) {
     const auto* const typed = static_cast<const decltype(k)*>(keys);
-    for (size_t i = 0; i < count; ++i) {
-      wide[i] = WidenKey(typed[i]);
-      hashes[i] = Mix64(wide[i]);
-      touched |= uint64_t{1} << ShardOf(hashes[i], shard_bits_);
-    }
+    for (size_t i = 0; i < count; ++i) wide[i] = WidenKey(typed[i]);
   });
+  const uint64_t touched = hash_keys(wide.data(), n, shard_bits_, hashes.data());
   // Keys without a row, and where what stands for it is. Those that are inserted are so without the locks; others may
   // have gone meanwhile.
   std::vector<uint32_t> absent;
@@ -61,25 +57,17 @@ bool ShardedTable::ReadInPlace(const void* keys, int64_t n, const Insertion* ins
         looked_up_.fetch_sub(inserted, std::memory_order_relaxed);  // whoever copies counts all keys
         return false;
       }
-      const std::unique_ptr<Shard>* const shards = shards_.data();
-      const auto shard_of = [&](size_t i) -> const Shard& {
-        return *shards[static_cast<size_t>(ShardOf(hashes[i], shard_bits_))];
-      };
-      for (size_t i = 0; i < count; ++i) homes[i] = shard_of(i).index.Home(hashes[i]);
-      search_homes(wide.data(), homes.data(), n, numbers.data());
+      const OneTable places{shards_.data(), shard_bits_, hashes.data()};
+      FindRows(
+          places, [&](int64_t i) KVTABLE_ALWAYS_INLINE { return wide[static_cast<size_t>(i)]; }, n,
+          numbers.data());
       for (size_t i = 0; i < count; ++i) {
-        const Shard& shard = shard_of(i);
-        uint32_t row = numbers[i];
-        if (__builtin_expect(row == BucketIndex::kNoRow, 0)) {
-          row = shard.index.FindElsewhere(wide[i], homes[i]);
-          if (row == BucketIndex::kNoRow) {
-            rows[i] = other_of.empty() ? nullptr : other_of[i];
-            if (rows[i] == nullptr) absent.push_back(static_cast<uint32_t>(i));
-            continue;
-          }
+        if (__builtin_expect(numbers[i] == BucketIndex::kNoRow, 0)) {
+          rows[i] = other_of.empty() ? nullptr : other_of[i];
+          if (rows[i] == nullptr) absent.push_back(static_cast<uint32_t>(i));
+          continue;
         }
-        rows[i] = shard.rows.Row(row);
-        PrefetchRow<kAnyBytes>(rows[i], value_bytes_);
+        rows[i] = places.shard(static_cast<int64_t>(i)).rows.Row(numbers[i]);
       }
       if (!absent.empty() && insertion == nullptr) {
         others.emplace_back(missing == Missing::kInitial ? absent.size() : 1, words);

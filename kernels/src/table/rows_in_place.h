@@ -11,7 +11,7 @@ namespace kvtable {
 // What a table offers whose rows lie in this process's memory.
 class RowsInPlace {
  public:
-  static constexpr int64_t kMostKeys = 2048;  // of one call
+  static constexpr int64_t kMostKeys = 512;  // of one call
   // rows[i] is where the value of key i lies, until the function returns. It must not use the table.
   using Read = std::function<void(const char* const* rows)>;
 

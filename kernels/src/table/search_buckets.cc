@@ -12,42 +12,47 @@
 namespace kvtable {
 namespace {
 
-// Buckets are asked for twice: long before, into the second-level cache, which has room for 48 lines on their way, and
-// just before they are read, into the first, which has room for 10 to 16.
-constexpr int64_t kFarAhead = 64;
-constexpr int64_t kNearAhead = 12;
-
-KVTABLE_ALWAYS_INLINE inline void PrefetchFar(const Bucket* bucket) { __builtin_prefetch(bucket, 0, 2); }
+// Who found the homes asked for them, into the second-level cache. Into the first, which has room for 10 to 16 lines on
+// their way, they come just before they are read.
+constexpr int64_t kAhead = 12;
 
 KVTABLE_ALWAYS_INLINE inline void PrefetchFirst(const Bucket* const* homes, int64_t n) {
-  for (int64_t i = 0; i < std::min(kFarAhead, n); ++i) PrefetchFar(homes[i]);
-  for (int64_t i = 0; i < std::min(kNearAhead, n); ++i) __builtin_prefetch(homes[i]);
+  for (int64_t i = 0; i < std::min(kAhead, n); ++i) __builtin_prefetch(homes[i]);
 }
 
 KVTABLE_ALWAYS_INLINE inline void PrefetchAhead(const Bucket* const* homes, int64_t i, int64_t n) {
-  if (i + kFarAhead < n) PrefetchFar(homes[i + kFarAhead]);
-  if (i + kNearAhead < n) __builtin_prefetch(homes[i + kNearAhead]);
+  if (i + kAhead < n) __builtin_prefetch(homes[i + kAhead]);
 }
 
 // By instructions that compare several keys at once. `hits` has a bit for each of a bucket's keys that is `key`, whether it is valid or not.
-#define KVTABLE_SEARCH_HOMES(Name, attributes, hits)                                                  \
-  attributes void Name(const uint64_t* keys, const Bucket* const* homes, int64_t n, uint32_t* rows) { \
-    PrefetchFirst(homes, n);                                                                          \
-    for (int64_t i = 0; i < n; ++i) {                                                                 \
-      PrefetchAhead(homes, i, n);                                                                     \
-      const uint64_t key = keys[i];                                                                   \
-      const Bucket* const bucket = homes[i];                                                          \
-      const uint32_t valid = (hits) & ((1u << bucket->count) - 1);                                    \
-      rows[i] = valid != 0 ? bucket->rows[__builtin_ctz(valid)] : BucketIndex::kNoRow;                \
-    }                                                                                                 \
+#define KVTABLE_SEARCH_HOMES(Name, attributes, hits)                                                   \
+  attributes int64_t Name(const uint64_t* keys, const Bucket* const* homes, int64_t n, uint32_t* rows, \
+                          uint32_t* elsewhere) {                                                       \
+    int64_t misses = 0;                                                                                \
+    PrefetchFirst(homes, n);                                                                           \
+    for (int64_t i = 0; i < n; ++i) {                                                                  \
+      PrefetchAhead(homes, i, n);                                                                      \
+      const uint64_t key = keys[i];                                                                    \
+      const Bucket* const bucket = homes[i];                                                           \
+      const uint32_t valid = (hits) & ((1u << bucket->count) - 1);                                     \
+      rows[i] = valid != 0 ? bucket->rows[__builtin_ctz(valid)] : BucketIndex::kNoRow;                 \
+      elsewhere[misses] = static_cast<uint32_t>(i);                                                    \
+      misses += valid == 0 ? 1 : 0;                                                                    \
+    }                                                                                                  \
+    return misses;                                                                                     \
   }
 
-void SearchBaseline(const uint64_t* keys, const Bucket* const* homes, int64_t n, uint32_t* rows) {
+int64_t SearchBaseline(const uint64_t* keys, const Bucket* const* homes, int64_t n, uint32_t* rows,
+                       uint32_t* elsewhere) {
+  int64_t misses = 0;
   PrefetchFirst(homes, n);
   for (int64_t i = 0; i < n; ++i) {
     PrefetchAhead(homes, i, n);
     rows[i] = BucketIndex::Match(keys[i], homes[i]);
+    elsewhere[misses] = static_cast<uint32_t>(i);
+    misses += rows[i] == BucketIndex::kNoRow ? 1 : 0;
   }
+  return misses;
 }
 
 #if defined(__x86_64__)

@@ -1,0 +1,67 @@
+// The rows of a block of keys: where every lookup begins.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/always_inline.h"
+#include "base/hash.h"
+#include "table/search_buckets.h"
+#include "table/shard.h"
+
+namespace kvtable {
+
+inline constexpr int64_t kBlock = 512;  // keys of a lookup under one set of locks: what writers wait for
+
+// Where the keys of a block are searched, by their hashes. Of one table:
+struct OneTable {
+  const std::unique_ptr<Shard>* shards;
+  int shard_bits;
+  const uint64_t* hashes;
+
+  KVTABLE_ALWAYS_INLINE uint64_t hash(int64_t i) const { return hashes[i]; }
+  KVTABLE_ALWAYS_INLINE size_t number(int64_t i) const {
+    return static_cast<size_t>(ShardOf(hashes[i], shard_bits));
+  }
+  KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[number(i)]; }
+};
+// Of several tables, with the numbers of the shards, all tables' one behind the other, in a list:
+struct SeveralTables {
+  const Shard* const* shards;
+  const uint16_t* numbers;
+  const uint64_t* hashes;
+
+  KVTABLE_ALWAYS_INLINE uint64_t hash(int64_t i) const { return hashes[i]; }
+  KVTABLE_ALWAYS_INLINE size_t number(int64_t i) const { return numbers[i]; }
+  KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[numbers[i]]; }
+};
+
+// rows[i] = the row of key_of(i), widened, in its shard, or kNoRow; of up to kBlock keys whose shards are held. Each step
+// asks for the memory that the next one reads.
+template <class Places, class KeyOf>
+KVTABLE_ALWAYS_INLINE inline void FindRows(const Places& places, const KeyOf& key_of, int64_t count,
+                                           uint32_t* rows) {
+  static const SearchHomes search_homes = BestSearchHomes();
+  std::array<uint64_t, kBlock> keys;
+  std::array<const Bucket*, kBlock> homes;
+  std::array<uint32_t, kBlock> elsewhere;  // keys that are not in the bucket that is their home
+  for (int64_t i = 0; i < count; ++i) {
+    keys[static_cast<size_t>(i)] = key_of(i);
+    const Bucket* const home = places.shard(i).index.Home(places.hash(i));
+    __builtin_prefetch(home, 0, 2);
+    homes[static_cast<size_t>(i)] = home;
+  }
+  const int64_t misses = search_homes(keys.data(), homes.data(), count, rows, elsewhere.data());
+  for (int64_t m = 0; m < misses; ++m) {
+    const uint32_t i = elsewhere[static_cast<size_t>(m)];
+    __builtin_prefetch(places.shard(i).index.Next(homes[i], homes[i]));
+  }
+  for (int64_t m = 0; m < misses; ++m) {
+    const uint32_t i = elsewhere[static_cast<size_t>(m)];
+    rows[i] = places.shard(i).index.FindElsewhere(keys[i], homes[i]);
+  }
+}
+
+}  // namespace kvtable
