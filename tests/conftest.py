@@ -7,6 +7,7 @@ import json
 import os
 import runpy
 import shutil
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,10 @@ from hypothesis import settings
 # Before anything imports TensorFlow: what is printed is compared, and no log lines are wanted between.
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+# A shell that runs in the background starts what it runs with interrupts ignored; the tests send some.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["durations", "grids"]  # in tests/suite: what tests take, and which of them `make test` runs
 
