@@ -1,7 +1,6 @@
 // The kernel of a training step on an ordinary variable and its slots.
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -91,7 +90,6 @@ class ApplyDenseOp : public Kernel {
     const Tensor& gradients = ctx->input(count_ + 1);
     kvtable::Update update;
     TF_RETURN_IF_ERROR(inputs_.Make(ctx, name_, &update));
-    update.seed = next_seed_.fetch_add(1, std::memory_order_relaxed);
     if (gradients.NumElements() == 0) return absl::OkStatus();
 
     const TensorShape shape = variables[0]->tensor()->shape();
@@ -216,7 +214,6 @@ class ApplyDenseOp : public Kernel {
   bool whole_ = false;
   int count_ = 1;
   UpdateInputs inputs_;
-  std::atomic<uint64_t> next_seed_{0};
 };
 
 KVTOOLS_REGISTER(

@@ -170,7 +170,7 @@ class WriteRowsOp : public OptimizerOp {
       in.push_back({columns[i], ctx->input(static_cast<int>(i) + 2).data(), Width(open->config(), i),
                     slots.generation});
     }
-    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
+    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->resource.get(), open->table.get(), keys, &open->threads));
     kvtable::Stamp stamp = UpdateStamp(open->config(), 1);
     stamp.ends_step = true;
     open->table->UpsertColumns(keys.data(), keys.NumElements(), in, stamp, open->threads);
@@ -209,12 +209,12 @@ class ApplyOp : public OptimizerOp {
     const Tensor& positions = ctx->input(2);
     kvtable::Update update;
     TF_RETURN_IF_ERROR(inputs_.Make(ctx, open->config().name, &update));
-    update.seed = open->resource->NextSeed();
+    if (update.stochastic_rounding) update.seed = open->resource->NextSeed();
     update.float32_gradients = IsWidened(open->config(), ctx->input(3).dtype());
     if (open->resource->gradients()->on()) Measure(ctx->input(3), open);
     const uint64_t* where =
         positions.NumElements() == 0 ? nullptr : static_cast<const uint64_t*>(positions.data());
-    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
+    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->resource.get(), open->table.get(), keys, &open->threads));
     open->table->Apply(keys.data(), where, keys.NumElements(), ctx->input(3).data(), update, slots,
                        UpdateStamp(open->config(), 1), open->threads);
     open->resource->AfterUpdate(open->table, open->threads);

@@ -29,7 +29,8 @@ REGISTER_OP("KvTableApply")
     .SetShapeFn(NoOutputs);
 
 // The same step on an ordinary variable and its slots, `variables`. `sparse`: row indices[i] by gradient row
-// i, rows of equal index summed first; otherwise by the whole gradient, and `indices` are not looked at.
+// i, rows of equal index summed first; otherwise by the whole gradient, and `indices` are not looked at. Of stochastic
+// rounding, one of the hyperparameters is "seed": another number in each step.
 // `whole`: rules that look at a row as one see the whole variable as one, unless `sparse`.
 REGISTER_OP("KvApplyDense")
     .Attr("dtype: {float, half, bfloat16, double}")

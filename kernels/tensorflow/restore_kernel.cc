@@ -54,14 +54,16 @@ class RestoreOp : public Kernel {
     tf::core::RefCountPtr<TableResource> resource;
     TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &resource));
     std::shared_ptr<kvtable::Table> table;
+    std::optional<uint64_t> draws;
     for (int64_t i = 0; i < prefixes.size(); ++i) {
       const std::string prefix = prefixes(i);
       TF_RETURN_IF_ERROR(CatchErrors("restoring from '" + prefix + "'", resource->config().name, [&] {
         tf::BundleReader reader(ctx->env(), prefix);
         TF_RETURN_IF_ERROR(reader.status());
         const bool is_last = i + 1 == prefixes.size();
-        return i == 0 ? Restore(ctx, prefix, *resource, &reader, is_last, &table)
-                      : ApplyIncrement(ctx, prefix, resource->config(), &reader, is_last, table.get());
+        return i == 0
+                   ? Restore(ctx, prefix, *resource, &reader, is_last, &table, &draws)
+                   : ApplyIncrement(ctx, prefix, resource->config(), &reader, is_last, table.get(), &draws);
       }));
     }
     TF_RETURN_IF_ERROR(CatchErrors("expiring rows of", resource->config().name, [&] {
@@ -70,6 +72,7 @@ class RestoreOp : public Kernel {
       return absl::OkStatus();
     }));
     resource->set_table(std::move(table));
+    if (draws) resource->set_draws(*draws);
     return absl::OkStatus();
   }
 
@@ -95,11 +98,13 @@ class RestoreOp : public Kernel {
   }
 
   absl::Status Restore(OpKernelContext* ctx, const std::string& where, const TableResource& resource,
-                       tf::BundleReader* reader, bool is_last, std::shared_ptr<kvtable::Table>* out) const {
+                       tf::BundleReader* reader, bool is_last, std::shared_ptr<kvtable::Table>* out,
+                       std::optional<uint64_t>* draws) const {
     const TableConfig& config = resource.config();
     KernelThreads threads(ctx);
     std::vector<SavedPart> saved;
     TF_RETURN_IF_ERROR(FindSavedParts(config, where, base_, infix_, ctx->env(), reader, false, &saved));
+    *draws = DrawsOf(saved);
     const SavedPart& reference = LargestPart(saved);
     kvtable::Initializer initializer;
     TF_RETURN_IF_ERROR(ChooseInitializer(config, where, resource, reference, &initializer));
@@ -119,10 +124,12 @@ class RestoreOp : public Kernel {
 
   // The keys that went, and then the rows that changed.
   absl::Status ApplyIncrement(OpKernelContext* ctx, const std::string& where, const TableConfig& config,
-                              tf::BundleReader* reader, bool is_last, kvtable::Table* table) const {
+                              tf::BundleReader* reader, bool is_last, kvtable::Table* table,
+                              std::optional<uint64_t>* draws) const {
     KernelThreads threads(ctx);
     std::vector<SavedPart> saved;
     TF_RETURN_IF_ERROR(FindSavedParts(config, where, base_, infix_, ctx->env(), reader, true, &saved));
+    *draws = DrawsOf(saved);
     const SavedPart& reference = LargestPart(saved);
     if (reference.rows > 0 && !(reference.slots == table->slots())) {
       return errors::FailedPrecondition("Checkpoint '", where, "': table '", reference.prefix, "' has slots ",
@@ -173,6 +180,14 @@ class RestoreOp : public Kernel {
       TF_RETURN_IF_ERROR(ReadCounts(config, where, saved[p], part_, parts_, reader, table, threads));
     }
     return absl::OkStatus();
+  }
+
+  // How far the draws of this part had come: of other parts than ours, those of the one that drew most often.
+  std::optional<uint64_t> DrawsOf(const std::vector<SavedPart>& saved) const {
+    if (static_cast<int64_t>(saved.size()) == parts_) return saved[static_cast<size_t>(part_)].draws;
+    std::optional<uint64_t> draws;
+    for (const SavedPart& part : saved) draws = std::max(draws, part.draws);
+    return draws;
   }
 
   // The step that the rows' ages are counted from.

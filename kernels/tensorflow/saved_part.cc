@@ -104,6 +104,7 @@ class PartReader {
       }
     }
     part_->is_increment = meta.Bool("delta", false);
+    if (meta.Has("draws")) part_->draws = meta.Uint("draws");
     if (meta.Has("initializer")) part_->initializer = InitializerFromJson(meta.At("initializer"));
     if (meta.Has("policies")) {
       const Json& policies = meta.At("policies");

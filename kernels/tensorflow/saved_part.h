@@ -28,6 +28,8 @@ struct SavedPart {
   std::string eviction;
   // The step of the table, where versions are steps; otherwise they are seconds.
   std::optional<uint32_t> step;
+  // How many batches had drawn random numbers, where it says so.
+  std::optional<uint64_t> draws;
   // Whether it has only what changed; then also the keys that went, in column "-removed".
   bool is_increment = false;
   int64_t removed = 0;

@@ -19,7 +19,8 @@ struct Cut {
   std::shared_ptr<kvtable::Table> table;
   kvtable::RowSchema schema;
   bool is_increment = false;
-  uint32_t step = 0;  // of the table, just before
+  uint32_t step = 0;   // of the table, just before
+  uint64_t draws = 0;  // of the resource, then
   std::vector<std::pair<std::string, tensorflow::Tensor>>
       more;                                     // tensors that go with it, as SavedTable::more
   std::unique_ptr<kvtable::Exporter> exporter;  // goes before the table

@@ -217,7 +217,7 @@ kvtable::MissingKeys MissingKeysOf(const std::string& mode, TableResource* resou
   } else if (!admission.admits_all()) {
     missing.below = admission.below;
     missing.admission = admission.probability;
-    if (admission.probability != 1.0) missing.admission_seed = resource->NextSeed();
+    if (missing.insert && admission.probability != 1.0) missing.admission_seed = resource->NextSeed();
     if (missing.insert) WarnIfOverfull(resource);
   }
   return missing;
@@ -229,8 +229,9 @@ kvtable::Stamp UpdateStamp(const TableConfig& config, uint32_t frequency) {
   return stamp;
 }
 
-absl::Status AdmitUpdated(tf::OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+absl::Status AdmitUpdated(tf::OpKernelContext* ctx, TableResource* resource, kvtable::Table* table,
                           const tf::Tensor& keys, kvtable::ParallelFor* threads) {
+  const TableConfig& config = resource->config();
   const kvtable::AdmissionPolicy& admission = config.policies.admission;
   if (!admission.on_update || keys.NumElements() == 0) return absl::OkStatus();
   tf::Tensor rows;
@@ -239,7 +240,7 @@ absl::Status AdmitUpdated(tf::OpKernelContext* ctx, const TableConfig& config, k
   kvtable::Insertion insertion;
   insertion.stamp = {0, UnixTime()};
   insertion.admission = admission.probability;
-  if (admission.probability != 1.0) insertion.admission_seed = static_cast<uint64_t>(ctx->step_id());
+  if (admission.probability != 1.0) insertion.admission_seed = resource->NextSeed();
   insertion.admitter = table->admitter().get();
   table->GatherOrInsert(keys.data(), keys.NumElements(), rows.data(), insertion, *threads);
   return absl::OkStatus();

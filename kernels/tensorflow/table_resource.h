@@ -68,8 +68,11 @@ class TableResource : public tensorflow::ResourceBase {
                                    const std::vector<kvtable::SlotSpec>& all, int64_t generation,
                                    kvtable::ParallelFor* threads);
 
-  // Another number each time: seeds the rounding of one training step.
-  uint64_t NextSeed() { return next_seed_.fetch_add(1, std::memory_order_relaxed); }
+  // Another number each time: seeds the draws of one batch, of its rounding or of the keys that it admits. Saves
+  // have how many there were, so that a run that is restored goes on drawing where it stopped.
+  uint64_t NextSeed() { return draws_.fetch_add(1, std::memory_order_relaxed); }
+  uint64_t draws() const { return draws_.load(std::memory_order_relaxed); }
+  void set_draws(uint64_t draws) { draws_.store(draws, std::memory_order_relaxed); }
 
   // Whether it is the first time that this is asked.
   bool IsFirstWarning() { return !warned_.exchange(true); }
@@ -102,7 +105,7 @@ class TableResource : public tensorflow::ResourceBase {
   GradientWatch gradients_;
   BackgroundExpiry expiry_;
   std::mutex slots_mu_;
-  std::atomic<uint64_t> next_seed_{0};
+  std::atomic<uint64_t> draws_{0};
   std::atomic<bool> warned_{false};
   int64_t slots_generation_ = 0;  // the newest that `table_` was given; guarded by slots_mu_
 };
@@ -129,7 +132,7 @@ kvtable::Stamp UpdateStamp(const TableConfig& config, uint32_t frequency);
 
 // Has keys of a table whose updates count, and not its lookups, admitted before the update. For other tables it
 // does nothing.
-absl::Status AdmitUpdated(tensorflow::OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+absl::Status AdmitUpdated(tensorflow::OpKernelContext* ctx, TableResource* resource, kvtable::Table* table,
                           const tensorflow::Tensor& keys, kvtable::ParallelFor* threads);
 
 // The keys of a tensor, widened, wherever it lies.

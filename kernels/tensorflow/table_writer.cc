@@ -59,6 +59,7 @@ std::string MetaOf(const SavedTable& saved) {
          ", \"value_dtype\": " + JsonQuote(NameOf(config.value_dtype)) +
          ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(saved.schema.slots) +
          ", \"initializer\": " + InitializerToJson(saved.table->initializer()) + PoliciesOf(saved) +
+         (saved.draws > 0 ? ", \"draws\": " + std::to_string(saved.draws) : "") +
          (saved.is_increment ? ", \"delta\": true" : "") + saved.more_meta + "}";
 }
 

@@ -47,8 +47,16 @@ absl::Status UpdateInputs::Make(tf::OpKernelContext* ctx, const std::string& var
                                    " hyperparameters; expected ", names_.size(), ".");
   }
   std::vector<std::pair<std::string, double>> named;
-  for (size_t i = 0; i < numbers.size(); ++i) named.emplace_back(names_[i], numbers[i]);
+  uint64_t seed = 0;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (names_[i] == "seed") {
+      seed = static_cast<uint64_t>(numbers[i]);
+    } else {
+      named.emplace_back(names_[i], numbers[i]);
+    }
+  }
   *update = kvtable::MakeUpdate(optimizer_, named);
+  update->seed = seed;
   update->skip_nonfinite = skip_nonfinite_;
   update->stochastic_rounding = stochastic_rounding_;
   kvtable::CheckUpdate(*update);

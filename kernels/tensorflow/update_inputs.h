@@ -21,7 +21,7 @@ class UpdateInputs {
 
  private:
   std::string optimizer_;
-  std::vector<std::string> names_;
+  std::vector<std::string> names_;  // one may be "seed": of the draws, where rounding is stochastic
   bool skip_nonfinite_ = false;
   bool stochastic_rounding_ = false;
 };

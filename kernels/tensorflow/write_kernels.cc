@@ -66,7 +66,7 @@ class AccumulateOp : public TableKernel {
     const Tensor& deltas = ctx->input(2);
     TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
     TF_RETURN_IF_ERROR(CheckRows(open->config(), "deltas", keys, deltas, open->config().dim));
-    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
+    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->resource.get(), open->table.get(), keys, &open->threads));
     open->table->Accumulate(keys.data(), keys.NumElements(), deltas.data(), false,
                             UpdateStamp(open->config(), 1), open->threads);
     return absl::OkStatus();
@@ -95,7 +95,7 @@ class CombineOp : public TableKernel {
     const Tensor& operands = ctx->input(2);
     TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
     TF_RETURN_IF_ERROR(CheckRows(open->config(), "operands", keys, operands, open->config().dim));
-    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
+    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->resource.get(), open->table.get(), keys, &open->threads));
     open->table->Combine(keys.data(), keys.NumElements(), operands.data(), op_,
                          UpdateStamp(open->config(), 1), open->threads);
     return absl::OkStatus();

@@ -296,6 +296,9 @@ def _open_table(
             " other; the checkpoint was written in part, write it again"
         )
     metadata = {key: first.record[key] for key in first.record.keys() - _PART_FIELDS}
+    drawn = [meta.record["draws"] for meta in metas if _is_count(meta.record.get("draws"))]
+    if drawn:
+        metadata["draws"] = max(drawn)  # as a restore into another number of parts takes them
     if metadata.pop("delta", False):
         metadata["increment"] = True
     metadata["slots"] = {slot["name"]: slot for slot in first.record.get("slots", [])}
@@ -523,6 +526,8 @@ def _meta_record(schema: TableSchema, part: int) -> bytes:
         record["initializer"] = schema.metadata["initializer"]
     elif any(extra.name == "initial_values" for extra in schema.extras):
         record["initializer"] = {"kind": "rows"}  # without it, a restore does not look at them
+    if "draws" in schema.metadata and not records:
+        record["draws"] = schema.metadata["draws"]
     if "shard" in schema.metadata:
         record["shard"] = schema.metadata["shard"]
     if schema.has_versions and schema.version_unit == "steps" and not records:
@@ -548,7 +553,7 @@ DIALECT = Dialect(
         version_units=("seconds", "steps", "unknown"),
         partition="floor_mod",
         extras=frozenset({"initial_values", "deleted_keys", *_PENDING}),
-        metadata=frozenset({"initializer", "slots", "object_path", "shard", "increment", PART_RECORDS}),
+        metadata=frozenset({"initializer", "slots", "draws", "object_path", "shard", "increment", PART_RECORDS}),
         variables=True,
     ),
 )

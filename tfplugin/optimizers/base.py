@@ -246,6 +246,8 @@ class FusedOptimizer(v1_optimizer.Optimizer):
         values = dict(self._values(Step(compute_dtype(variable.dtype.base_dtype))))
         if self._dense is not None and not stands_for_table(variable):
             values = {name: value for name, value in values.items() if name not in self._dense[2]}
+        if self.kv_options.stochastic_rounding:
+            values["seed"] = number(self.iterations)  # which is saved, so that a restored run goes on drawing
         names, hyperparameters = pack(values)
         return raw.kv_apply_dense(
             handles,
