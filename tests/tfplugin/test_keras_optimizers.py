@@ -11,6 +11,7 @@ import tf_keras
 
 import tfplugin
 from tfplugin import dynamic_embedding as de
+from tfplugin.optimizers import accumulated_rows
 
 KEYS = np.array([0, -1, 3, 10**15, -7, 8])
 INITIAL = np.random.default_rng(1).normal(size=(len(KEYS), 4))
@@ -254,6 +255,55 @@ def test_gradients_are_gathered_over_steps(make, rows_of):
         gradient = tf.IndexedSlices(tf.constant(values)[:, None], tf.constant(keys, tf.int64))
         wrapper.apply_gradients([(gradient, table)])
     assert rows_of(table, [1, 2, 3]).ravel().tolist() == [0.5, -2.0, -3.0]
+
+
+def _gather(table, wrapper, values):
+    for value in values:
+        gradient = tf.IndexedSlices(tf.fill([1, 1], value), tf.constant([5], tf.int64))
+        wrapper.apply_gradients([(gradient, table)])
+
+
+@pytest.mark.parametrize("fused", ["auto", False])
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_gradients_of_rows_of_16_bits_are_gathered_in_float32(make, rows_of, dtype, fused):
+    table = make(initializer=0.0, dim=1, value_dtype=dtype)
+    wrapper = tfplugin.OptimizerWrapper(k3.SGD(64.0, gradient_accumulation_steps=64), fused=fused)
+    # None of them is more than half the distance from 1 to the next number of the dtype; together they are.
+    least = 2.0**-9 if dtype == tf.bfloat16 else 2.0**-12
+    values = [1.0] + [least] * 62 + [2 * least]
+    _gather(table, wrapper, values)
+    assert rows_of(table, [5]).item() == -sum(values)
+
+
+def test_gathered_sums_that_were_saved_in_16_bits_are_restored(make, rows_of, tmp_path, monkeypatch):
+    def made(name):
+        table = make(initializer=0.0, dim=1, value_dtype=tf.bfloat16, name=name)
+        wrapper = tfplugin.OptimizerWrapper(k3.SGD(3.0, gradient_accumulation_steps=3))
+        return table, wrapper, tf.train.Checkpoint(table=table, optimizer=wrapper.optimizer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(accumulated_rows, "compute_dtype", lambda dtype: dtype)
+        table, wrapper, checkpoint = made("sums")
+        _gather(table, wrapper, [1.0, 2.0])
+        path = checkpoint.save(str(tmp_path / "ckpt"))
+    assert tf.bfloat16 in {dtype for name, dtype in _dtypes(path) if "kv_accumulated" in name}
+    del table, wrapper, checkpoint
+    for begun in (False, True):
+        table, wrapper, checkpoint = made("sums")
+        if begun:
+            _gather(table, wrapper, [8.0])
+        status = checkpoint.restore(path)
+        _gather(table, wrapper, [2.0**-9])
+        status.assert_consumed()
+        assert rows_of(table, [5]).item() == -3.0  # of 3.002, which the row rounds once
+        _gather(table, wrapper, [1.0, 1.0])
+        assert checkpoint.save(str(tmp_path / "again"))
+        del table, wrapper, checkpoint, status
+
+
+def _dtypes(path):
+    reader = tf.train.load_checkpoint(path)
+    return reader.get_variable_to_dtype_map().items()
 
 
 def test_slots_go_with_their_optimizer(make):

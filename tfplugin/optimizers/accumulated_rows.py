@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.trackable import autotrackable, data_structures
 
+from tfplugin.optimizers.fused import compute_dtype
 from tfplugin.optimizers.generic_update import RowUpdate, sum_equal_keys
 
 
@@ -19,7 +20,8 @@ class AccumulatedRows(autotrackable.AutoTrackable):
 
     Attributes:
       keys: [n].
-      rows: [n, dim], the sum of the gradients of each.
+      rows: [n, dim], the sum of the gradients of each: float32 where those of the table are of 16 bits, in which a
+        sum of many small numbers stops growing.
     """
 
     def __init__(self, update: RowUpdate, optimizer: Any) -> None:
@@ -30,8 +32,10 @@ class AccumulatedRows(autotrackable.AutoTrackable):
         with tf.init_scope(), tf.device("CPU:0"):
             self.keys = tf.Variable(tf.zeros([0], variable.key_dtype), shape=[None], trainable=False)
             self.rows = tf.Variable(
-                tf.zeros([0, variable.dim], variable.dtype), shape=[None, variable.dim], trainable=False
+                tf.zeros([0, variable.dim], compute_dtype(variable.dtype)), shape=[None, variable.dim], trainable=False
             )
+        # Checkpoints of earlier versions have the sums as the table has its rows.
+        self.rows._kv_takes_any_dtype = True
         name = f"kv_accumulated/{variable.name}".replace("/", ".").removesuffix(":0")
         optimizer._maybe_initialize_trackable()
         optimizer._track_trackable(self, name, overwrite=True)
@@ -74,7 +78,7 @@ class AccumulatedRows(autotrackable.AutoTrackable):
     @property
     def dtype(self) -> str:
         """Name of that of the rows."""
-        return str(self._update.variable.dtype.name)
+        return str(self.rows.dtype.name)
 
     def assign(self, zeros: Any) -> None:
         """Empties it."""
@@ -99,7 +103,7 @@ def pending(optimizer: Any, part: Any) -> tuple[Any, Any] | None:
     keys = np.zeros(0) if found is None else found.keys.numpy()
     if found is None or not len(keys):
         return None
-    return keys, tf.cast(found.rows, tf.float32).numpy()
+    return keys, found.rows.numpy()
 
 
 def bring(optimizer: Any, part: Any, keys: Any, rows: Any) -> None:

@@ -89,16 +89,24 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
 
 
 def bind_object(stock: Any, position: Any, trackable: Any) -> bool:
-    """Has a `StepVariable` take no value from a checkpoint, for ``CheckpointPosition.bind_object``.
+    """Has what is an optimizer's and stands beside a table take what a checkpoint has, for
+    ``CheckpointPosition.bind_object``.
 
-    Where tables come before dense variables, their step variables have the places in an optimizer's lists for a time
-    that dense slots have in the checkpoint. Those are found by the optimizer's list of all its variables, unless
-    another object has been bound to them.
+    A `StepVariable` takes no value. Where tables come before dense variables, their step variables have the places in
+    an optimizer's lists for a time that dense slots have in the checkpoint. Those are found by the optimizer's list of
+    all its variables, unless another object has been bound to them.
+
+    Sums of gradients are taken in whatever dtype they were saved.
     """
     if isinstance(trackable, StepVariable) and position.object_proto.attributes:
         return False
     bound: bool = stock(position, trackable)
-    return bound
+    if not bound or not getattr(trackable, "_kv_takes_any_dtype", False) or not tf.executing_eagerly():
+        return bound
+    for value in position.value_tensors().values():
+        trackable.assign(tf.cast(value, trackable.dtype))
+    trackable._update_uid = position.checkpoint.restore_uid
+    return False
 
 
 class RowUpdate:
@@ -235,10 +243,12 @@ def fitting(variable: KvVariable, rows: tf.Tensor) -> tf.Tensor:
 
 
 def sum_equal_keys(keys: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Unique keys, and the sum of the rows of each."""
+    """Unique keys, and the sum of the rows of each: of 16 bits it is rounded once."""
     unique, where = tf.unique(keys)
+    exact = tf.float32 if rows.dtype in (tf.float16, tf.bfloat16) else rows.dtype
     # Not tf.size, which TensorFlow computes as 0 in a branch of a tf.cond that assigns the keys to a variable.
-    return unique, tf.math.unsorted_segment_sum(rows, where, tf.shape(unique)[0])
+    sums = tf.math.unsorted_segment_sum(tf.cast(rows, exact), where, tf.shape(unique)[0])
+    return unique, tf.cast(sums, rows.dtype)
 
 
 def stands_for_table(variable: Any) -> bool:

@@ -237,6 +237,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
             if decay is not None and getattr(core, "weight_decay", None) and decays(update.value):
                 weight_decay = given(core.weight_decay)
             about_step = Step(fusing.compute_dtype(variable.dtype), **about)
+            rows = generic_update.fitting(variable, rows)
             return step.apply(
                 plan, variable, update.prefix, update.keys, rows, step=about_step, weight_decay=weight_decay
             )

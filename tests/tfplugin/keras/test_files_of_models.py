@@ -335,6 +335,28 @@ def test_what_an_optimizer_of_keras_3_has_gathered_goes_on(tmp_path, options):
         assert_alike(loaded, DATA[0][0])
 
 
+def test_gradients_of_float64_that_an_optimizer_has_gathered_are_saved_whole(tmp_path):
+    optimizer = tf.keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((2,), dtype="int64"),
+            tfplugin.keras.Embedding(4, combiner="sum", initializer=1 / 3, dtype="float64"),
+            tf.keras.layers.Dense(1, dtype="float64"),
+        ]
+    )
+    model.compile(optimizer, "mse")
+    ids, labels = np.array([[1, 2], [3, 4]]), np.array([[0.1], [0.7]])
+    model.train_on_batch(ids, labels)
+    model.save(str(tmp_path / "m.keras"))
+    loaded = tf.keras.models.load_model(str(tmp_path / "m.keras"))
+    for one in (model, loaded):
+        for _ in range(2):
+            one.train_on_batch(ids, labels)
+    ours, others = (one.layers[0].table.sparse_read([1, 2, 3, 4]).numpy() for one in (model, loaded))
+    assert (ours != 1 / 3).all()
+    np.testing.assert_array_equal(others, ours)
+
+
 @pytest.mark.parametrize(
     "optimizer, file, message",
     [
