@@ -127,6 +127,26 @@ def test_the_sum_of_several_steps_is_clipped(clip: str, rank: int, size: int) ->
     _train(make, rank, size, traced=True)[0].check(_reference(make, 1.0, None)[0])
 
 
+OF_ALL_ROWS: dict[str, Callable[[], Any]] = {
+    "average": lambda: tf.keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "average, tf_keras": lambda: tf_keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "sum": lambda: tf.keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
+    "Ftrl": lambda: tf.keras.optimizers.Ftrl(0.1),
+    "Lion": lambda: tf.keras.optimizers.Lion(0.1),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("tables", [True, False], ids=["with tables", "without"])
+@pytest.mark.parametrize("kind", OF_ALL_ROWS)
+def test_a_rank_without_rows_of_a_variable_trains_the_others(
+    kind: str, tables: bool, traced: bool, rank: int, size: int
+) -> None:
+    expected = _reference(OF_ALL_ROWS[kind], 1.0, None)[0]
+    model, _ = _train(OF_ALL_ROWS[kind], rank, size, traced=traced, leave_out=() if tables else ("dynamic",))
+    model.check(expected)
+
+
 def test_the_wrapper_of_tables_that_are_not_spread_clips_spread_ones_alike(rank: int, size: int) -> None:
     def make() -> Any:
         return tf.keras.optimizers.Adagrad(0.1, global_clipnorm=0.5)
