@@ -230,6 +230,15 @@ def _first_difference(here: list[Any], there: list[Any]) -> tuple[str, str]:
 # ---- Exchanges -------------------------------------------------------------------------------------------------------
 
 
+def numbers_of_all(mine: tf.Tensor, name: str) -> tf.Tensor:
+    """What every rank gave, by rank: [ranks, n] of [n] numbers. All ranks call it, with the same `name` and n."""
+    world = current()
+    count = mine.shape[0]
+    with tf.device("CPU:0"):
+        received, _ = world.alltoall(tf.tile(mine, [world.size]), tf.fill([world.size], count), name)
+        return tf.reshape(received, [world.size, count])
+
+
 def exchange_name(kind: str, names: Sequence[str] = ()) -> str:
     """A name for an exchange: the same on every rank that runs the same program, and used once in a graph.
 

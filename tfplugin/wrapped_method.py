@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -47,3 +48,17 @@ def weak_method(method: Callable[..., Any]) -> Callable[..., Any]:
         return reference()(*args, **kwargs)  # type: ignore[misc]  # who calls has the object
 
     return call
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Has calls of ``owner.name`` go to `replacement` for a while. `owner` is an object, of which it is one alone."""
+    own = vars(owner).get(name)
+    object.__setattr__(owner, name, replacement)
+    try:
+        yield
+    finally:
+        if own is None:
+            object.__delattr__(owner, name)
+        else:
+            object.__setattr__(owner, name, own)

@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.trackable import autotrackable, data_structures
 
+from tfplugin.kv_variable import KvVariable
+from tfplugin.ops import raw
 from tfplugin.optimizers.fused import compute_dtype
 from tfplugin.optimizers.generic_update import RowUpdate, sum_equal_keys
 
@@ -51,10 +53,27 @@ class AccumulatedRows(autotrackable.AutoTrackable):
             self.keys.assign(tf.cast(keys, self.keys.dtype))
             self.rows.assign(tf.cast(rows, self.rows.dtype))
 
+    @property
+    def variable(self) -> KvVariable:
+        """The table."""
+        return self._update.variable
+
+    def held(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Keys and rows of this rank. A checkpoint of several ranks brings those of all."""
+        keys, rows = self.keys.read_value(), self.rows.read_value()
+        if self.variable.ranks == 1:
+            return keys, rows
+        if self.variable.owner is None:
+            mine = raw.kv_table_partition(keys, parts=self.variable.parts) == self.variable.part
+        else:
+            mine = tf.fill(tf.shape(keys), self.variable.holds_rows)
+        return tf.boolean_mask(keys, mine), tf.boolean_mask(rows, mine)
+
     def _gathered(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys and rows with those of this step, whose gradient is `rows`."""
-        keys = tf.concat([self.keys.read_value(), self.came], 0)
-        return sum_equal_keys(keys, tf.concat([self.rows.read_value(), tf.cast(rows, self.rows.dtype)], 0))
+        held, sums = self.held()
+        keys = tf.concat([held, self.came], 0)
+        return sum_equal_keys(keys, tf.concat([sums, tf.cast(rows, self.rows.dtype)], 0))
 
     def __radd__(self, rows: tf.Tensor) -> tf.Tensor:
         """``gradient + accumulator``: the rows of all keys, which become those of the update."""

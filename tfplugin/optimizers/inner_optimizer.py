@@ -13,13 +13,16 @@ _V1_WRAPPERS = (
 )
 
 
+def inner_of(optimizer: Any) -> Any:
+    """What an optimizer that scales the loss or gathers replicas has inside; None of any other."""
+    for wrapper, attribute in _V1_WRAPPERS:
+        if isinstance(optimizer, wrapper):
+            return getattr(optimizer, attribute)
+    return getattr(optimizer, "inner_optimizer", None)
+
+
 def innermost(optimizer: Any) -> Any:
     """The optimizer that updates variables: what one that scales the loss or gathers replicas has inside, or itself."""
-    while True:
-        inner = getattr(optimizer, "inner_optimizer", None)
-        for wrapper, attribute in _V1_WRAPPERS:
-            if isinstance(optimizer, wrapper):
-                inner = getattr(optimizer, attribute)
-        if inner is None:
-            return optimizer
+    while (inner := inner_of(optimizer)) is not None:
         optimizer = inner
+    return optimizer

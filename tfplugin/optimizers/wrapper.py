@@ -17,10 +17,12 @@ from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import explanation, generic_update, late_variables, parameter_servers, row_averages
 from tfplugin.optimizers import fused as fusing
 from tfplugin.optimizers.accumulated_rows import AccumulatedRows
+from tfplugin.optimizers.agreed_step import agreed_step, spread_variables
 from tfplugin.optimizers.hyperparameters import Step, given
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.optimizers.patch_lock import patch_lock
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.wrapped_method import replaced
 
 
 class OptimizerWrapper(autotrackable.AutoTrackable):
@@ -158,6 +160,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         dense ``Embedding``, that of each id of a batch by itself.
         """
         pairs = parameter_servers.without_tables(grads_and_vars)
+        apply = self._agreed(apply, spread_variables(pairs))
         if isinstance(self.optimizer, v1_optimizer.Optimizer) or not generic_update.any_key_value(pairs):
             return apply(pairs, *args, **kwargs)
         pairs = _once(pairs)
@@ -166,10 +169,10 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         explanation.note(self._core, pairs)
         with patch_lock(self._core):
             self._build(pairs)
-            replaced = []
+            swapped = []
             for g, v in pairs:
                 if not isinstance(v, KvVariable):
-                    replaced.append((g, v))
+                    swapped.append((g, v))
                 elif g is not None:
                     update = self._updates[v]
                     update.keys, rows = generic_update.row_gradient(v, g)
@@ -179,15 +182,29 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                     if update.unique:  # clipping has to see the gradient of each row as a whole
                         update.keys, rows = generic_update.sum_equal_keys(update.keys, rows)
                     update.stand_for_table()
-                    replaced.append((rows, update.value))
+                    swapped.append((rows, update.value))
             try:
                 with self._updates_intercepted(plans):
-                    return apply(replaced, *args, **kwargs)
+                    return apply(swapped, *args, **kwargs)
             finally:
                 for update in self._updates.values():
                     update.unbind()
                     if update.accumulated is not None:
                         update.accumulated.came = None
+
+    def _agreed(self, apply: Callable[..., Any], spread: Sequence[Any]) -> Callable[..., Any]:
+        """`apply` as a step that all ranks take alike, where they share variables."""
+        if not spread:
+            return apply
+
+        def apply_alike(pairs: Any, *args: Any, **kwargs: Any) -> Any:
+            stand_ins = [
+                self._updates[v].value if isinstance(v, KvVariable) and v in self._updates else v for v in spread
+            ]
+            with agreed_step(self.optimizer, spread, stand_ins, pairs):
+                return apply(pairs, *args, **kwargs)
+
+        return apply_alike
 
     # ---- Updates ---------------------------------------------------------------------------------------------------
 
@@ -206,11 +223,10 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         core = self._core
         by_value = {id(update.value): update for update in self._updates.values()}
         step = fusing.FusedStep(core)
-        wrapped: list[str] = []
+        patches = contextlib.ExitStack()
 
         def replace(method: str, ours: Any) -> None:
-            object.__setattr__(core, method, ours)
-            wrapped.append(method)
+            patches.enter_context(replaced(core, method, ours))
 
         decay = getattr(core, "_apply_weight_decay", None)
         uses_decay = getattr(core, "_use_weight_decay", None)
@@ -320,11 +336,8 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                     return compiled(gradient, variable, key)
 
                 replace("_update_step_xla", update_step_xla)
-        try:
+        with patches:
             yield
-        finally:
-            for method in wrapped:
-                object.__delattr__(core, method)
 
     # ---- Slots -----------------------------------------------------------------------------------------------------
 

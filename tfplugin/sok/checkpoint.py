@@ -24,6 +24,7 @@ from tfplugin.ranks import step
 from tfplugin.sok import sharded_checkpoint
 from tfplugin.sok.distributed_variable import ShardedVariable, held_rows
 from tfplugin.sok.optimizer_slots import core_of, slots_of
+from tfplugin.sok.pending_rows import PendingRows
 from tfplugin.sok.row_files import owned, require_eager
 from tfplugin.sok.shared_folder import put_in_place, shared_scratch
 
@@ -151,6 +152,7 @@ class _Parts:
         with tf.device("CPU:0"):
             tensors[None][trackable.OBJECT_GRAPH_PROTO_KEY] = tf.constant(graph.SerializeToString(), tf.string)
         self._tensors = tensors
+        self._pending = PendingRows(saver, tensors)
         self._registered = {name: objects for name, objects in registered.items() if objects}
         for variable in self._dynamic.values():
             _check_no_strays(variable, doing)
@@ -159,7 +161,7 @@ class _Parts:
         """What must be the same on all ranks."""
         tables_ = [f"{name}: {v.describe()}" for name, v in self._dynamic.items()]
         wholes = [f"{name}: {sharded_checkpoint.spread(obj).describe()}" for name, obj in self._static.items()]
-        return sorted([*tables_, *wholes])
+        return sorted([*tables_, *wholes, *self._pending.described()])
 
     def write_own(self, scratch: Path) -> list[str]:
         """Writes this rank's rows. Returns the bundles that it made."""
@@ -168,6 +170,7 @@ class _Parts:
             with (scratch / f"static-{number}-{ranks.rank()}").open("wb") as file:
                 file.write(memoryview(np.ascontiguousarray(rows)).cast("B") if rows.size else b"")
                 os.fsync(file.fileno())
+        self._pending.write_own(scratch)
         named = []
         for name, variable in self._dynamic.items():
             if variable.owner is None:
@@ -189,6 +192,7 @@ class _Parts:
             tf.raw_ops.SaveV2(
                 prefix=str(scratch / shards[-1]), tensor_names=[name], shape_and_slices=[""], tensors=[whole]
             )
+        self._pending.take_all(scratch)
         functional_saver.MultiDeviceSaver(self._tensors, self._registered).save(
             str(scratch / "common"), options=options or tf.train.CheckpointOptions()
         )

@@ -45,6 +45,11 @@ class ShardedVariable(resource_variable_ops.ResourceVariable, ModelParallel):
         return None if self.target_gpu < 0 else self.target_gpu
 
     @property
+    def ranks(self) -> int:
+        """How many ranks hold rows of the whole, or could."""
+        return self.num_gpus
+
+    @property
     def mode(self) -> str:
         """``"distributed"`` or ``"localized:#"``."""
         return "distributed" if self.target_gpu < 0 else f"localized:{self.target_gpu}"

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfplugin import optimizers
+from tfplugin.sok import rowless_variables
 from tfplugin.sok.distributed_variable import ShardedVariable
 from tfplugin.sok.optimizer_slots import slots_of
 from tfplugin.sok.step_count import step_count_of
@@ -86,14 +87,22 @@ class OptimizerWrapper(optimizers.OptimizerWrapper):
 
         Keras optimizers would take each occurrence of a row for a step of its own.
         """
-        pairs = [(_summed(g) if isinstance(v, ShardedVariable) else g, v) for g, v in grads_and_vars]
+        pairs = [(_of_own_rows(g, v) if isinstance(v, ShardedVariable) else g, v) for g, v in grads_and_vars]
         with self._counting():
             return super().apply_gradients(pairs, *args, **kwargs)
 
+    def _apply(self, apply: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        if any(rowless_variables.has_no_rows(v) for _, v in pairs):
+            apply = rowless_variables.passing_over(apply, self._core)
+        return super()._apply(apply, pairs, *args, **kwargs)
 
-def _summed(gradient: Any) -> Any:
+
+def _of_own_rows(gradient: Any, variable: ShardedVariable) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
+    if rowless_variables.has_no_rows(variable):
+        return rowless_variables.gradient_without_rows(variable)
     rows, where = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)

@@ -24,11 +24,8 @@ def within_limits(
     limited = [t for t, table in enumerate(tables) if table.row_limit >= 0]
     if not limited:
         return list(keys)
-    world = ranks.current()
     mine = tf.stack([_too_many(tables[t], keys[t]) for t in limited])
-    to_all, splits = tf.tile(mine, [world.size]), tf.fill([world.size], len(limited))
-    of_ranks, _ = world.alltoall(to_all, splits, ranks.exchange_name("room", names))
-    of_ranks = tf.reshape(of_ranks, [world.size, len(limited)])
+    of_ranks = ranks.numbers_of_all(mine, ranks.exchange_name("room", names))
     told = tf.strings.join([_told(tables[t], of_ranks[:, column]) for column, t in enumerate(limited)])
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(of_ranks == 0), [told])]):
         return [tf.identity(one) for one in keys]

@@ -106,6 +106,39 @@ def test_weights_alone_leave_the_slots_as_they_are(kind: str, size: int, rank: i
     assert loaded == {key: [first[key][0], second[key][1]] for key in first}
 
 
+@pytest.mark.parametrize("built", [False, True], ids=["fresh", "built"])
+def test_gradients_that_wait_for_an_update_come_back_to_the_ranks_that_own_them(
+    built: bool, size: int, rank: int, shared_path: Path, gather: Gather
+) -> None:
+    def made() -> tuple[list[Any], Any, Any]:
+        variables = [_variable(kind, size, f"waiting-{kind}") for kind in KINDS]
+        variables.append(sok.DynamicVariable(2, "0.5", name="waiting-localized-table", mode=f"localized:{size - 1}"))
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1, gradient_accumulation_steps=3))
+        named = {variable.name.partition(":")[0]: variable for variable in variables}
+        return variables, optimizer, sok.Checkpoint(optimizer=optimizer, **named)
+
+    variables, optimizer, checkpoint = made()
+    for seed in range(2):
+        _train(variables, optimizer, rank, seed)
+    path = checkpoint.save(str(shared_path / "model"))
+    _train(variables, optimizer, rank, 2)
+    expected = _state(variables, optimizer)
+
+    # For any number of ranks: what one rank would have.
+    asked = [KEYS[np.random.default_rng(10 * seed + rank + 1).integers(len(KEYS), size=8)] for seed in range(2)]
+    reader = tf.train.load_checkpoint(path)
+    (saved,) = (name for name in reader.get_variable_to_shape_map() if "waiting-hbm/keys" in name)
+    assert sorted(reader.get_tensor(saved).tolist()) == np.unique(gather(np.concatenate(asked))).tolist()
+
+    variables, optimizer, checkpoint = made()
+    if built:
+        _train(variables, optimizer, rank, 7)
+    checkpoint.restore(path)
+    _train(variables, optimizer, rank, 2)
+    assert _state(variables, optimizer) == expected
+    sok.Checkpoint(table=variables[2]).save(str(shared_path / "again"))  # no rank has rows of another
+
+
 # ---- Increments ------------------------------------------------------------------------------------------------------
 
 
