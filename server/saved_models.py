@@ -204,7 +204,7 @@ class SavedModelStore:
     def verify_on_use(self) -> None:
         """Do nothing, for the same reason."""
 
-    def trust(self) -> None:
+    def trust(self, identity: str) -> None:
         """Do nothing."""
 
 
