@@ -151,7 +151,7 @@ class Follower:
         try:
             while not self._stop.is_set() and (step := self._walk.next()) is not None:
                 self._take(step)
-            self._say("")
+            self._say(one_line(self._walk.gone))
         except BadInputError as error:
             self._say(one_line(str(error)))
         self._tell_status()
