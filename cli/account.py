@@ -57,7 +57,9 @@ def print_account(account: Account, *, as_json: bool, planned: bool = False, who
         ("checked", [(line, table.name) for table in account.tables for line in table.checks]),
     ):
         print_of_tables(kind, lines, len(account.tables))
-    if account.lossless and whole:
+    for note in account.notes:
+        print(prose(f"note: {note}"))
+    if account.lossless and whole and not account.notes:
         print("nothing left out")
     print(f"{'would write' if planned else 'wrote'} {account.output} ({account.dialect})")
 

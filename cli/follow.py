@@ -61,7 +61,7 @@ def run(
         print(f"kvtools: refused ({error.reason}): {one_line(str(error))}", file=sys.stderr, flush=True)
 
     follower = RedisFollower(chain, to, force=force, on_refused=refused)
-    trouble = ""
+    trouble = gone = ""
     try:
         while True:
             try:
@@ -85,6 +85,9 @@ def run(
             elif once:
                 break
             else:
+                if follower.walk.gone and follower.walk.gone != gone:
+                    print(f"kvtools: {one_line(follower.walk.gone)}", file=sys.stderr, flush=True)
+                gone = follower.walk.gone
                 time.sleep(poll)
     except (SignalError, KeyboardInterrupt):
         if not shared().quiet:

@@ -86,7 +86,7 @@ def run(
         print(f"kvtools: warning: lost: {line}", file=sys.stderr)
     repaired = [_described(one) for one in done.tables]
     print_account(
-        done.account, as_json=as_json, planned=output.dry_run, whole=False, repaired=repaired, lost=list(done.lost)
+        done.account, as_json=as_json, planned=output.dry_run, whole=False, repaired=repaired, lost=_lost(done)
     )
 
 

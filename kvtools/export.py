@@ -50,6 +50,7 @@ from kvtools.fit import fit
 from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index, slot_order, table_rows
 from kvtools.lookup_model.model import lookup_model
 from kvtools.lookup_model.signatures import DEFAULT_SIGNATURE
+from kvtools.model_digest import FILES, digests_of, sealed
 from kvtools.narrow_rows import (
     KEYS_BEGIN_WITH,
     Dtypes,
@@ -419,10 +420,10 @@ def write_manifest(
     tables: Sequence[tuple[TableExport, Mapping[str, Any]]],
     **more: Any,
 ) -> None:
-    """Write what the tables of a model are, by which `kvtools` reads them.
+    """Write what the tables of a model are, by which `kvtools` reads them, and the digests of its graph and assets.
 
     Args:
-        folder: the model's.
+        folder: the model's, with its graph and assets.
         checkpoint: what was exported.
         policy: which rows were left out.
         tables: what became of each, and what else is to be said of it.
@@ -432,6 +433,7 @@ def write_manifest(
     manifest = {
         "format": FORMAT if quantized else 1,
         "written_by": f"kvtools {__version__}",
+        FILES: digests_of(folder),
         "source": shown_path(checkpoint.path),
         "source_dialect": checkpoint.dialect,
         **more,
@@ -453,7 +455,7 @@ def write_manifest(
     }
     path = folder / MANIFEST
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps(sealed(manifest), indent=1) + "\n", "utf-8")
 
 
 def _described_rows(export: TableExport) -> dict[str, str]:

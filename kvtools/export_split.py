@@ -37,6 +37,7 @@ from kvtools.export import signature_names
 from kvtools.export_model import ModelExport, TrainedModel, copy_assets, copy_rest, unasked_tables
 from kvtools.export_snapshot import choose_for_snapshot, export_snapshot
 from kvtools.meta_file import TrainedGraph
+from kvtools.model_digest import digests_of
 from kvtools.model_requests import Request
 from kvtools.narrow_rows import Dtypes
 from kvtools.partition import owners
@@ -145,6 +146,7 @@ def export_split(
             source=shown_path(checkpoint.path),
             source_dialect=checkpoint.dialect,
             budget=policy.budget,
+            files=digests_of(dense),
             export=export,
             fingerprint=snapshot.fingerprint,
             tables=described,

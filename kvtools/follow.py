@@ -74,8 +74,8 @@ class ChainWalk:
 
     `position` is None before the first full. Whoever has applied a step calls `took`; who could not, `refuse`.
     `refused` counts the members that were refused, each once, by reason; `trouble` says what stands in the way now.
-    `behind` is since when something has been waiting that is not applied, Unix time, or None. `on_refused` is told
-    of each refusal once.
+    `behind` is since when something has been waiting that is not applied, Unix time, or None; `gone` says that the
+    members of what was applied are, and no other is there. `on_refused` is told of each refusal once.
 
     Example:
         ```python
@@ -92,6 +92,7 @@ class ChainWalk:
     refused: dict[str, int] = field(default_factory=dict)
     trouble: str = ""
     behind: float | None = None
+    gone: str = ""
     on_refused: Callable[[ChainError], None] = lambda error: None
 
     def __post_init__(self) -> None:
@@ -121,9 +122,15 @@ class ChainWalk:
             # Changes in the tick of the clock in which it was listed would look like none.
             self._seen = changed if time.time() - changed / 1e9 > _STILL_CHANGING else 0
             self._due = now + (_TRIED_AGAIN if self._bad else 3600)
+            self.gone = ""
+            if self.position and not found:
+                self.gone = (
+                    f"chain in '{self.folder}': there is no member in it any more; what was applied, up to"
+                    f" {self.position.sequence}, stays, and so it is until there is a full"
+                )
             if self.position and not any(member.number > self.position.sequence for member in found):
                 self.behind = None
-                self.trouble = self._other_run
+                self.trouble = self._other_run or self.gone
         return step
 
     def took(self, step: Step) -> None:
@@ -135,7 +142,7 @@ class ChainWalk:
         for bad in self._bad.values():
             bad.again = 0  # what was missing before it may be there now
         self._seen = 0
-        self.trouble = ""
+        self.trouble = self.gone = ""
         self.behind = None
 
     def resume(self, position: Position) -> None:

@@ -26,6 +26,7 @@ from kvtools.dialects.detect import dialect_named, open_checkpoint, writable_dia
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.location import locate
+from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.schema import TableSchema, VariableSchema
 from kvtools.dialects.table_files import FOLDER_MARK
@@ -42,15 +43,21 @@ from kvtools.remote.paths import local_path, shown_path
 from kvtools.replace_output import check_free, check_replaceable, folder_above, replace_files, replace_folder
 from kvtools.row_mask import RowMask
 from kvtools.status_names import status_tables
-from kvtools.table_view import MaskedTable
+from kvtools.table_view import MaskedTable, rows_below
 from kvtools.url_password import without_password
 
 EVERY_ROW = "as many rows read and written as the source says it has"
 EVERY_ROW_READ = "as many rows read as the source says it has"
+KEPT_ROWS = "as many rows read and written as are kept of the source"
+_READ = {EVERY_ROW: EVERY_ROW_READ, KEPT_ROWS: "as many rows read as are kept of the source"}
 _KEY_ROWS = 1 << 18
 _BY_NAME = (
     "it has no path in the object graph that other tables have: a Saver restores it by its name, a tf.train.Checkpoint"
     " does not"
+)
+_NO_OBJECT_GRAPH = (
+    "the object graph of tf.train.Checkpoint does not go along: what is made of this restores its variables by their"
+    " names"
 )
 _LARGEST_CHUNK = 16
 """A chunk that is cut up for many parts is larger than others by up to this, so that each gets a run worth writing."""
@@ -73,13 +80,17 @@ class TableAccount:
 
 @dataclass(frozen=True)
 class Account:
-    """What a migration did: `losses` say what of the checkpoint, beside its tables, the target could not hold."""
+    """What a migration did: `losses` say what of the checkpoint, beside its tables, the target could not hold.
+
+    `notes` say what else does not go along, as it is of TensorFlow's objects and no rows: it is lossless all the same.
+    """
 
     output: str
     dialect: str
     tables: tuple[TableAccount, ...]
     variables: int
     losses: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def lossless(self) -> bool:
@@ -206,7 +217,7 @@ def write_tables(
 
 def _only_read(account: TableAccount) -> TableAccount:
     """Return what is said of a table of which nothing was written."""
-    checks = tuple(EVERY_ROW_READ if check == EVERY_ROW else check for check in account.checks)
+    checks = tuple(_READ.get(check, check) for check in account.checks)
     return dataclasses.replace(account, checks=checks)
 
 
@@ -411,6 +422,8 @@ def _plan(
         losses.append(f"{len(variables)} dense variables, {size} bytes: the dialect holds tables only")
         variables = ()
     bookkeeping = beside.bookkeeping if beside and beside.dialect == dialect.name else ()
+    has_graph = beside is not None and any(variable.name == OBJECT_GRAPH for variable in beside.bookkeeping)
+    notes = (_NO_OBJECT_GRAPH,) if has_graph and not bookkeeping else ()
     accounts = tuple(
         TableAccount(
             name=fitted.source.name,
@@ -423,7 +436,8 @@ def _plan(
         )
         for fitted in fits
     )
-    account = Account(without_password(shown_path(output)), dialect.name, accounts, len(variables), tuple(losses))
+    shown = without_password(shown_path(output))
+    account = Account(shown, dialect.name, accounts, len(variables), tuple(losses), notes)
     return _Plan(dialect, fits, (*variables, *bookkeeping), account)
 
 
@@ -621,7 +635,7 @@ def _write_table(
     for extra in fitted.schema.extras:
         output.extra(extra.name, fitted.extra(extra.name, table))
     output.close()
-    losses, checks = [*fitted.losses, *output.losses], [EVERY_ROW]
+    losses, checks = [*fitted.losses, *output.losses], [EVERY_ROW if rows_below(table) == rows else KEPT_ROWS]
     if cut:
         dtype = str(fitted.schema.freq_dtype)
         losses.append(f"{cut} frequencies outside {dtype} were written as the nearest that it has")

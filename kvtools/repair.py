@@ -232,7 +232,19 @@ def repair(
     if to == SNAPSHOT:
         options = dataclasses.replace(options, rows_as=rows_as)
     account = write_tables(written, output, to, beside=beside, options=options, workers=workers, progress=progress)
-    return Repair(account, tuple(told), tuple(lost))
+    return Repair(_with_losses(account, told, lost), tuple(told), tuple(lost))
+
+
+def _with_losses(account: Account, told: Sequence[RepairedTable], lost: Sequence[str]) -> Account:
+    """Return the account of what was written with what could not be rescued: it is not lossless."""
+    of_tables: dict[str, tuple[str, ...]] = {}
+    for one in told:
+        rows = f"{one.lost_rows:,} of {one.rows:,} rows, which are not proven good"
+        of_tables[one.table] = (rows,) if one.lost_rows else one.lost
+    tables = [
+        dataclasses.replace(table, losses=(*table.losses, *of_tables.get(table.name, ()))) for table in account.tables
+    ]
+    return dataclasses.replace(account, tables=tuple(tables), losses=(*account.losses, *lost))
 
 
 def _mended(

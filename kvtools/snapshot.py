@@ -124,8 +124,10 @@ class SnapshotTable:
 class Snapshot:
     """An open snapshot: `path`, `bytes`, `fingerprint` (two with the same one have the same rows), `tables` by name.
 
-    Renaming another file to its path, or deleting it, changes nothing here. Where the file itself is cut or written
-    over, every use of it from then on raises `BadInputError`; it never gives rows of two files.
+    Renaming another file to its path, or deleting it, changes nothing here. Where the file itself is cut, or becomes
+    another snapshot, every use of it from then on raises `BadInputError`; it never gives rows of two files. Where it
+    was written to or touched otherwise, uses raise that for 50 ms; from then on what they touch is compared with its
+    checksum, as with `verify_on_use`, until `verify` has come to its end.
 
     Raises:
         BadInputError: there is no such file, or it cannot be read.
@@ -210,7 +212,7 @@ class Snapshot:
         In the `background`, they have the lowest priority; see `populate`.
 
         Returns:
-            Whether it came to its end: `go_on` may stop it.
+            Whether it came to its end: `go_on` may stop it, and then so does who writes to the file.
 
         Raises:
             CorruptFileError: the message names table, section and place.

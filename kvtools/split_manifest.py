@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from kvtools import __version__
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
+from kvtools.model_digest import check_manifest, sealed
 from kvtools.remote.stored import read_bytes
 
 FORMAT = 1
@@ -168,7 +169,8 @@ class SplitSignature:
 
 @dataclass(frozen=True)
 class SplitModel:
-    """A model in two halves, as its manifest says: `export` tells it from all others, `folder` is where it lies.
+    """A model in two halves, as its manifest says: `export` tells it from all others, `folder` is where it lies, and
+    `manifest` is all that it says, as `kvtools.model_digest` takes it.
 
     Example:
         ```python
@@ -182,6 +184,7 @@ class SplitModel:
     tables: Mapping[str, SplitTable]
     signatures: Mapping[str, SplitSignature]
     folder: Path = field(compare=False, default=Path())
+    manifest: Mapping[str, Any] = field(compare=False, repr=False, default_factory=dict)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SplitModel:
@@ -195,6 +198,7 @@ class SplitModel:
         file = file / MANIFEST if file.is_dir() else file
         try:
             said = json.loads(read_bytes(file))
+            check_manifest(said, file)
             if said["format"] > FORMAT:
                 raise BadInputError(
                     f"reading '{file}': got format {said['format']}, expected at most {FORMAT}; update kvtools"
@@ -207,7 +211,7 @@ class SplitModel:
             }
             export = str(said["export"])
             signatures = {name: _signature(name, one, tables, export) for name, one in said["signatures"].items()}
-            return cls(export, str(said["fingerprint"]), tables, signatures, file.parent)
+            return cls(export, str(said["fingerprint"]), tables, signatures, file.parent, said)
         except OSError as error:
             raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -259,7 +263,7 @@ def encoded(
         "tables": tables,
         "signatures": signatures,
     }
-    return json.dumps(said, indent=1) + "\n"
+    return json.dumps(sealed(json.loads(json.dumps(said))), indent=1) + "\n"
 
 
 def _signature(name: str, said: Mapping[str, Any], tables: Mapping[str, SplitTable], export: str) -> SplitSignature:

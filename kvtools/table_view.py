@@ -79,6 +79,13 @@ def changed_tables(
     return [change(table) if name in chosen else table for name, table in checkpoint.tables.items()]
 
 
+def rows_below(table: TableReader) -> int:
+    """Return how many rows the table has that others are views of, as clipped and repaired ones are."""
+    while isinstance(table, TableView):
+        table = table.source
+    return table.rows
+
+
 def replace_schema(table: TableReader, **fields: Any) -> TableSchema:
     """Return the schema of a table with these fields, its bytes counted anew."""
     schema = dataclasses.replace(table.schema, **fields)

@@ -33,7 +33,7 @@ from kvtools.server.snapshot_cache import folder_of
 from kvtools.server.sources import SharedSources
 from kvtools.server.store import TableStore
 from kvtools.server.version_folder import FoundVersion
-from kvtools.server.version_loader import StoppedError, VersionLoader
+from kvtools.server.version_loader import ChangingFileError, StoppedError, VersionLoader, broken
 
 log = logging.getLogger("kvtools.serve")
 
@@ -138,10 +138,12 @@ class Follower:
 
     def _look(self) -> None:
         newer, self._newer = self._newer, None
-        if isinstance(newer, Exception) or (self._store is not None and not self._store.intact):
+        if isinstance(newer, Exception) or (self._store is not None and broken(self._store)):
             self._begin_anew(newer if isinstance(newer, Exception) else None)
         elif newer is not None:
             self._go_over_to(*newer)
+        if self._store is not None and self._store.base.verifies_on_use:
+            self._work.set()  # its file was written to, or is not verified yet
         self._go_along()
 
     def _go_along(self) -> None:
@@ -149,7 +151,7 @@ class Follower:
         try:
             while not self._stop.is_set() and (step := self._walk.next()) is not None:
                 self._take(step)
-            self._say("")
+            self._say(one_line(self._walk.gone))
         except BadInputError as error:
             self._say(one_line(str(error)))
         self._tell_status()
@@ -255,6 +257,7 @@ class Follower:
 
     def _keep(self) -> None:
         finished: TableStore | None = None
+        damaged: TableStore | None = None
         while not self._stop.is_set():
             self._work.wait()
             self._work.clear()
@@ -262,7 +265,7 @@ class Follower:
             if store is None or position is None or self._stop.is_set():
                 continue
             try:
-                if finished is not store.base:
+                if store.base is not damaged and (finished is not store.base or store.base.verifies_on_use):
                     self._loader.finish(store.base)
                     finished = store.base
                     self._work.set()
@@ -276,9 +279,10 @@ class Follower:
                 self._work.set()
             except CorruptFileError as error:
                 self._newer = error
-                finished = store.base
+                finished = damaged = store.base
                 self._wake.set()
-            except BadInputError:  # another process has a newer file already, and has removed this one
+            except (BadInputError, ChangingFileError):
+                # Another process has a newer file already, and has removed this one; or this one is being written to.
                 self._stop.wait(1.0)
                 self._work.set()
             except Exception:

@@ -11,6 +11,7 @@ import base64
 import binascii
 import json
 import math
+import re
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -33,16 +34,24 @@ _KINDS = {
 }
 _NUMBERS_AT_ONCE = 65536
 _MOST_DIMENSIONS = 32
+_MAY_BE_TOO_LARGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{309}")
 
 
 def load_json(body: bytes) -> Any:
-    """Parse a body; raises a `ProtocolError` if it is no JSON."""
+    """Parse a body; raises a `ProtocolError` if it is no JSON, or has a number that float64 does not hold, as 1e400."""
     if not body:
         raise invalid("JSON Parse error: The document is empty")
     try:
-        return json.loads(body)
+        return json.loads(body, parse_float=_finite if _MAY_BE_TOO_LARGE.search(body) else None)
     except (ValueError, RecursionError) as error:
         raise invalid(f"JSON Parse error: {str(error)[:120]}") from None
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):  # which has a word of its own
+        raise ValueError(f"number {number[:40]} is too large")
+    return value
 
 
 def shown(value: Any) -> str:
@@ -109,9 +118,14 @@ def _values(values: list[Any], dtype: np.dtype[Any], level: int) -> Array:
                 _refuse(extreme, dtype)
     try:
         with np.errstate(over="ignore"):
-            return np.array(values, np.float64).astype(dtype) if dtype == BFLOAT16 else np.array(values, dtype)
+            array = np.array(values, np.float64).astype(dtype) if dtype == BFLOAT16 else np.array(values, dtype)
+        infinite = np.isinf(array) if dtype.kind not in "iub" else np.zeros(0, bool)
+        became_infinite = bool(infinite.any()) and not np.array_equal(infinite, np.isinf(values))
     except OverflowError:
-        raise invalid(f"JSON Value: a number is too large for the type {TYPE_WORDS[dtype]}") from None
+        became_infinite = True
+    if became_infinite:
+        raise invalid(f"JSON Value: a number is too large for the type {TYPE_WORDS[dtype]}")
+    return array
 
 
 def _refuse(value: Any, dtype: np.dtype[Any]) -> None:

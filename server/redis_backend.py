@@ -278,10 +278,10 @@ class RedisStore:
         """Remove what was made in the cache for the front; returns whether anything was."""
         return self.front is not None and self.front.discard()
 
-    def trust(self) -> None:
-        """Verify nothing on use any more."""
+    def trust(self, identity: str) -> None:
+        """Verify nothing on use any more; see `TableStore.trust`."""
         if self.front is not None:
-            self.front.trust()
+            self.front.trust(identity)
 
     @property
     def verifies_on_use(self) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 from kvtools.dialects.bundle.wire import WireError, as_bytes, read_fields
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.options import OpenOptions, Progress
-from kvtools.dialects.savedmodel import is_whole_model
+from kvtools.dialects.savedmodel import check_graph, is_whole_model
 from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError, one_line
 from kvtools.model_requests import InputSpec
 from kvtools.quiet_import import import_quietly
@@ -204,7 +204,7 @@ class SavedModelStore:
     def verify_on_use(self) -> None:
         """Do nothing, for the same reason."""
 
-    def trust(self) -> None:
+    def trust(self, identity: str) -> None:
         """Do nothing."""
 
 
@@ -224,6 +224,8 @@ def open_store(
     if not is_model or (not is_whole_model(Path(path)) and _has_tables(path, options)):
         return TableStore(path, options=options, cache=cache, progress=progress)
     _check_whole(Path(path))
+    if is_whole_model(Path(path)):
+        check_graph(Path(path))
     store = SavedModelStore(path)
     store.warm_up(stop)
     return store

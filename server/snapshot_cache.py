@@ -78,12 +78,12 @@ def snapshot_of(
         finally:
             path.unlink(missing_ok=True)
     source = _digest(Path(os.path.normpath(checkpoint.path.absolute())), opened, names)
-    with _lock(folder / f"{source}.lock"):
+    with _lock(folder / f"{source}.lock") as lock:
         files = _state_of(checkpoint.path)
         path = folder / f"{source}-{_digest(files, __version__, _CONTENTS)}{SUFFIX}"
         if path.exists():
             with contextlib.suppress(KvtoolsError, OSError):  # cut, or of another version: made again
-                os.utime(path)
+                os.utime(lock)  # not the snapshot: whoever has it mapped takes that for writing
                 return in_use(Snapshot(path))
         make_room(folder, keep=path, needed=_bytes_of(tables))
         snapshot = in_use(_write(checkpoint, tables, path, progress))
@@ -122,7 +122,7 @@ def make_room(folder: Path, *, keep: Path, needed: int) -> None:
     for path in folder.glob(f"*-*{SUFFIX}"):
         with contextlib.suppress(OSError):
             status = path.stat()
-            served.append((status.st_mtime, status.st_blocks * 512, path))
+            served.append((_last_served(path, status), status.st_blocks * 512, path))
     taken = sum(size for _, size, _ in served)
     most = (shutil.disk_usage(folder).free + taken) // 2
     left = len(served) + (needed > 0)
@@ -133,6 +133,14 @@ def make_room(folder: Path, *, keep: Path, needed: int) -> None:
             path.unlink(missing_ok=True)
             log.info("removed the snapshot '%s' (%s bytes), which was not served for longest", path, f"{size:,}")
             taken, left = taken - size, left - 1
+
+
+def _last_served(path: Path, status: os.stat_result) -> float:
+    """Return when a snapshot was made or last opened from the cache, in s since the epoch."""
+    try:
+        return max(status.st_mtime, path.with_name(f"{path.name.partition('-')[0]}.lock").stat().st_mtime)
+    except OSError:
+        return status.st_mtime
 
 
 def _remove_locks(folder: Path) -> None:
@@ -206,15 +214,15 @@ def _unusable(folder: Path, error: OSError) -> OutputError:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Let one process at a time make a snapshot of a source: those that wait find it made."""
+def _lock(path: Path) -> Iterator[int]:
+    """Let one process at a time make a snapshot of a source: those that wait find it made. Gives the descriptor."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise _unusable(path.parent, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield lock
     finally:
         os.close(lock)
 

@@ -24,6 +24,7 @@ from kvtools.client.split_rows import check_exact, distinct_keys, rows_of_keys
 from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import numpy_dtype
 from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, UsageError, one_line
+from kvtools.model_digest import check_files
 from kvtools.server.answer import TableCount
 from kvtools.server.protocol_error import ProtocolError, invalid, of_request
 from kvtools.server.recent_keys import RecentKeys
@@ -164,6 +165,7 @@ class SplitStore(TableStore):
         self._model = model
         self._dense: Mapping[str, Signature] | str
         try:
+            check_files(model.dense, model.manifest)
             self._dense = SavedModelStore(model.dense).signatures
         except MissingDependencyError as error:
             self._dense = (
@@ -194,6 +196,7 @@ class DenseStore(SavedModelStore):
 
     def __init__(self, path: str | os.PathLike[str], shards: Sequence[Sequence[str]]) -> None:
         model = SplitModel.read(path)
+        check_files(model.dense, model.manifest)
         for one in model.signatures.values():
             check_exact(one)
         key = os.environ.get(API_KEY)

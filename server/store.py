@@ -32,10 +32,11 @@ from kvtools.split_manifest import EXPORT
 
 _LOG = logging.getLogger("kvtools.serve")
 _TELLS_EVERY = 1.0  # s
+_SAYS_AGAIN_AFTER = 60.0  # s without such a lookup
 
 
 class ServedFile:
-    """What lookups find out about the file that is served: that it was cut or written over. Any thread.
+    """What lookups find out about the file that is served: that it was cut, written over or damaged. Any thread.
 
     The first one is told in the log. `on_change` is called then, and at most once a second from then on: whoever loads
     versions looks what lies there now.
@@ -48,22 +49,30 @@ class ServedFile:
 
     def changed(self, error: BadInputError) -> RequestError:
         """Note that a lookup has met `error`; returns what to answer."""
-        now = time.monotonic()
-        with self._telling:
-            first = self._told is None
-            tell = self._told is None or now - self._told >= _TELLS_EVERY
-            if tell:
-                self._told = now
-        if first:
+        if self._tell():
             _LOG.error("%s; lookups of it are answered with 503, and it is looked for anew", one_line(str(error)))
-        if tell:
-            self.on_change()
         return RequestError(
             503,
             "file_changed",
             "the file of this table was cut or written over while it was served; it is loaded anew, try again",
             {"Retry-After": "1"},
         )
+
+    def damaged(self, error: CorruptFileError) -> RequestError:
+        """Note that a lookup has met what is not as its checksum says; returns what to answer."""
+        self._tell()  # what is damaged says who takes it out of service
+        return RequestError(503, "damaged", without_folders(one_line(str(error))), {"Retry-After": "1"})
+
+    def _tell(self) -> bool:
+        """Call `on_change`, unless that was just done; returns whether it is worth a line in the log."""
+        now = time.monotonic()
+        with self._telling:
+            since = None if self._told is None else now - self._told
+            if since is not None and since < _TELLS_EVERY:
+                return False
+            self._told = now
+        self.on_change()
+        return since is None or since >= _SAYS_AGAIN_AFTER
 
 
 class StoredTable:
@@ -99,7 +108,7 @@ class TableStore:
     A snapshot is mapped as it is. Of anything else a snapshot is made first, in a cache that the next start finds; the
     source is not looked at again. What happens to the path later changes nothing of what is served: another file
     renamed to it, or nothing there any more. Only a snapshot that is served itself must not be written over in place:
-    its lookups are errors from then on.
+    what lookups touch of it is compared with its checksums from then on, and what differs is an error.
 
     `export` names the export that all of them are of, where it was one in two halves (`split_manifest`).
 
@@ -173,7 +182,7 @@ class TableStore:
 
     @property
     def intact(self) -> bool:
-        """Whether the file is what was opened: lookups of one that was cut or written over are errors."""
+        """Whether lookups are answered: those of a file that was cut, or is being written over, are errors."""
         try:
             with file_errors():
                 self.snapshot.native.check_unchanged()
@@ -219,25 +228,28 @@ class TableStore:
 
     @property
     def identity(self) -> str:
-        """Tells the file that is mapped from every other; who verifies it verifies it for all workers that have it."""
+        """Tells the file that is mapped from every other, and from itself before it was written to.
+
+        Who verifies it verifies it for all workers that have it.
+        """
         return self.snapshot.native.identity
 
     def discard(self) -> bool:
         """Remove the snapshot, if it was made in the cache, so that the next store makes it anew; returns whether."""
         if self.snapshot.path == self.path:
             return False
-        with contextlib.suppress(BadInputError):  # it is gone, or cannot be read
-            if Snapshot(self.snapshot.path).native.identity == self.identity:  # not what another worker made since
+        with contextlib.suppress(OSError):
+            if self.snapshot.native.is_at(str(self.snapshot.path)):  # not what another worker made since
                 self.snapshot.path.unlink(missing_ok=True)
         return True
 
-    def trust(self) -> None:
-        """Verify nothing on use any more: another process has verified this file."""
-        self.snapshot.native.trust()
+    def trust(self, identity: str) -> None:
+        """Verify nothing on use any more: another process has verified the file of this `identity`, if this is one."""
+        self.snapshot.native.trust(identity)
 
     @property
     def verifies_on_use(self) -> bool:
-        """Whether lookups verify what they touch."""
+        """Whether lookups verify what they touch: from `verify_on_use` on, and from when the file was written to."""
         return self.snapshot.native.verifies_on_use
 
 
@@ -252,7 +264,7 @@ def lookup_errors(stored: StoredTable) -> Iterator[None]:
         with file_errors():
             yield
     except CorruptFileError as error:
-        raise RequestError(503, "damaged", without_folders(one_line(str(error))), {"Retry-After": "1"}) from error
+        raise stored.file.damaged(error) from error
     except BadInputError as error:
         raise stored.file.changed(error) from error
 

@@ -44,6 +44,10 @@ class StoppedError(Exception):
     """The server ends; what was being looked at is neither good nor bad."""
 
 
+class ChangingFileError(KvtoolsError):
+    """A file was written to while it was compared with its checksums: it is neither good nor bad yet."""
+
+
 class VersionLoader:
     """Loads versions, one at a time, until `stop` is set; workers that share `shared` verify each of them once.
 
@@ -78,10 +82,25 @@ class VersionLoader:
         return version
 
     def finish(self, store: TableStore) -> None:
-        """Verify the rest of what is served already, and bring it into memory."""
+        """Verify the rest of what is served already, or all of what was written to meanwhile; bring it into memory."""
         if store.verifies_on_use:
             self._verify(store, self._goes_on)
         store.populate(self._stop)
+
+    def damage(self, store: TableStore) -> str:
+        """Return what is wrong now with a store that was sound; empty if nothing is, or it cannot be told yet.
+
+        Where its file was written to, it is compared with its checksums again.
+        """
+        if (why := broken(store)) or not store.verifies_on_use:
+            return why
+        try:
+            self._verify(store, self._goes_on)
+        except CorruptFileError as error:
+            return one_line(str(error))
+        except (StoppedError, ChangingFileError):
+            pass
+        return ""
 
     def _open(self, model: str, found: FoundVersion, recent: dict[str, RecentKeys]) -> ServedVersion:
         progress = _Progress(f"model '{model}': version {found.number}")
@@ -96,7 +115,8 @@ class VersionLoader:
 
     def _prepare(self, version: ServedVersion) -> None:
         """Verify a version and bring it into memory, before it is served."""
-        self._verify(version.store, self._goes_on)
+        if self._settings.verify:
+            self._verify(version.store, self._goes_on)
         version.store.populate(self._stop)
         if not version.store.resident:
             for name, keys in version.recent.items():
@@ -108,7 +128,7 @@ class VersionLoader:
             return
         version.store.verify_on_use()
         last = time.monotonic() + _AT_ONCE
-        with contextlib.suppress(StoppedError):
+        with contextlib.suppress(StoppedError, ChangingFileError):
             self._verify(version.store, lambda: self._goes_on() and time.monotonic() < last)
 
     def _goes_on(self) -> bool:
@@ -118,15 +138,16 @@ class VersionLoader:
         return self._shared is None or self._shared.says_first(what)
 
     def _verify(self, store: TableStore, go_on: GoOn) -> None:
-        """Compare all checksums; of several workers, one does it for all. Raises `StoppedError` if `go_on` ends it."""
-        if not self._settings.verify:
-            return
+        """Compare all checksums; of several workers, one does it for all.
+
+        Raises `StoppedError` if `go_on` ends it, and `ChangingFileError` if the file is written to meanwhile.
+        """
         name = store.identity
         shared = self._shared if name else None
         _raise_fault(shared, name)
         with shared.only_once(name, go_on) if shared else contextlib.nullcontext(False) as done_before:
             if done_before:
-                store.trust()
+                store.trust(name)
                 return
             _raise_fault(shared, name)  # which another worker found meanwhile
             try:
@@ -135,8 +156,14 @@ class VersionLoader:
                 if shared:
                     shared.tell_fault(name, str(error))
                 raise
-            if not whole:
+            if whole:
+                return
+            if done_before is None or not go_on():
                 raise StoppedError
+            raise ChangingFileError(
+                f"verifying '{store.path}': it was written to meanwhile; it is compared with its checksums again, and a"
+                " snapshot is best replaced by renaming another one to its name"
+            )
 
 
 def _raise_fault(shared: SharedSources | None, name: str) -> None:
@@ -218,7 +245,7 @@ def broken(store: TableStore) -> str:
     """Return why a store that was sound gives no rows any more; empty if it does."""
     try:
         with file_errors():
-            store.snapshot.native.check_unchanged()
+            store.snapshot.native.look()
     except BadInputError as error:
         return one_line(str(error))
     except AttributeError:  # a whole model, or rows in Redis

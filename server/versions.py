@@ -15,8 +15,10 @@ thread has verified all of it. If it is damaged, an older one is loaded the same
 A version that cannot be loaded is named in the log and in its status, what was served stays, and it is tried again when
 its files change. A version with a label is served, whatever the policy says. If a folder cannot be read, or has no
 version any more, the last one goes on being served: a share that is gone for a minute shall not end the service.
-A look comes every `poll` seconds, at SIGHUP, and when a lookup finds that the file it reads was cut or written over;
-every second while a model has no version at all.
+A look comes every `poll` seconds, at SIGHUP, and when a lookup finds that the file it reads was cut, written over or
+damaged; every second while a model has no version at all. Every second the files that are mapped are asked whether
+they were written to since they were opened: one that was is compared with its checksums again, on use and as a whole,
+and leaves service if they differ.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ from kvtools.server.version_loader import StoppedError, VersionLoader, broken, d
 
 log = logging.getLogger("kvtools.serve")
 
+_WATCHED_EVERY = 1.0  # s: files that are served, for being written to
 _SETTLED_WITHOUT_POLL = 1.0  # how long files must have been left alone where no poll says it, in s
 _KEPT_ENDED = 16  # versions that have ended stay in the status, the last ones of them
 _LONGEST_STOP = 2.0  # s
@@ -173,6 +176,8 @@ class Versions:
             except Exception:  # a fault of ours shall not end all swaps to come
                 log.exception("model '%s': looking for versions failed", name)
         self._say_same_tables()
+        for state in list(self._models.values()):  # what was written to is compared again
+            state.unfinished |= {number for number, (version, _) in state.served.items() if _was_written(version)}
         self._finish()
 
     def look_soon(self) -> None:
@@ -254,14 +259,18 @@ class Versions:
 
     def _run(self) -> None:
         self._finish()
+        looked = time.monotonic()
         while not self._stop.is_set():
             message: Future[dict[str, str]] | str
+            poll = self._settings.poll
+            if poll is None and any(self._unserved()):  # nothing answers: what helps shall be found by itself
+                poll = _SETTLED_WITHOUT_POLL
+            left = float("inf") if poll is None else looked + poll - time.monotonic()
             try:
-                poll = self._settings.poll
-                if poll is None and any(self._unserved()):  # nothing answers: what helps shall be found by itself
-                    poll = _SETTLED_WITHOUT_POLL
-                message = self._messages.get(timeout=poll)
+                message = self._messages.get(timeout=max(0.0, min(left, _WATCHED_EVERY)))
             except queue.Empty:
+                if left > _WATCHED_EVERY and not self._is_any_written():
+                    continue
                 message = "look"
             if message == "stop":
                 return
@@ -271,6 +280,7 @@ class Versions:
                         self._publish(model)
                 continue
             self.look()
+            looked = time.monotonic()
             if isinstance(message, Future):
                 message.set_result({model.source.name: self._why_none(model) for model in self._unserved()})
             elif self._settings.poll is None and any(model.waiting for model in self._models.values()):
@@ -354,16 +364,19 @@ class Versions:
             version = self._load(state, found)
         except Exception as error:
             state.loading = None
-            if not settled:
-                state.waiting[number] = "waiting until its files stay as they are"
-            elif not self._stop.is_set():
-                if served and (why := broken(served[0].store)):
-                    served = None  # what lay there before was written over, and its rows are gone with it
-                    with self._changing:
-                        self._let_go(state, number)
-                    log.error("model '%s': version %d is taken out of service: %s", state.source.name, number, why)
+            if self._stop.is_set():
+                return served is not None
+            if served and not state.is_damaged(number) and (why := self._loader.damage(served[0].store)):
+                served = None  # what lay there before was written over, and its rows are gone with it
+                with self._changing:
+                    self._let_go(state, number)
+                log.error("model '%s': version %d is taken out of service: %s", state.source.name, number, why)
+            usable = served is not None and not state.is_damaged(number)
+            if settled:
                 self._mark_bad(state, found, *described(error))
-            return served is not None
+            else:
+                state.waiting[number] = "waiting until its files stay as they are"
+            return usable
         state.loading = None
         with self._changing:
             if served:
@@ -432,6 +445,11 @@ class Versions:
             state.unfinished |= again
             with self._changing:
                 self._publish(state)
+
+    def _is_any_written(self) -> bool:
+        """Tell whether a file that is served was cut, or written to, since it was last compared with its checksums."""
+        served = [version for state in list(self._models.values()) for version, _ in state.served.values()]
+        return any(_was_written(version) for version in served)
 
     # What is known, and what is told of it.
 
@@ -534,6 +552,10 @@ class Versions:
         else:
             found = "there is nothing"
         return found if self._settings.wait else f"{found}; --wait waits for one"
+
+
+def _was_written(version: ServedVersion) -> bool:
+    return bool(broken(version.store)) or version.store.verifies_on_use
 
 
 def _bad_line(state: _Model, number: int, message: str) -> str:

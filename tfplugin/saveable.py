@@ -28,20 +28,25 @@ class KvSaveable(saveable_object.SaveableObject):
 
     def restore_op(self, filename: tf.Tensor) -> Any:
         """Restores the variable from a checkpoint, whatever number of parts wrote it."""
-        whole = self.tensor_prefix
-        if self.variable.partitioned_name is not None:
-            whole = whole.removesuffix(f"/part_{self.variable.part}")
-        return restore_op(filename, self.variable, whole, "/part_")
+        return restore_op(filename, self.variable, self.whole_prefix, "/part_")
+
+    @property
+    def whole_prefix(self) -> str:
+        """What the tensors of the variable begin with that this one is, or is a part of."""
+        if self.variable.partitioned_name is None:
+            return self.tensor_prefix
+        return self.tensor_prefix.removesuffix(f"/part_{self.variable.part}")
 
     def restore_members(self, members: tf.Tensor) -> Any:
         """Restores the variable from members of a chain, [full, increment, ...]."""
         return self.restore_op(members)
 
     def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
-        """Not reached: `checkpoint.add_restore_ops` restores."""
+        """Not reached: `checkpoint.add_restore_ops` and `named_restore` restore."""
         raise RuntimeError(
-            "A key-value variable is saved and restored by tf.compat.v1.train.Saver only while tfplugin is installed: "
-            "import tfplugin (or call tfplugin.install()) before building the Saver."
+            f"Key-value variable '{self.variable.name}' cannot be made of a tensor: it is saved and restored while "
+            "tfplugin is installed (import tfplugin, or tfplugin.install(), before the Saver is built or restore is "
+            "called), and tfplugin.warm_start(checkpoint, variable) reads its rows from a checkpoint of any kind."
         )
 
 

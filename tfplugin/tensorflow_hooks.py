@@ -2,9 +2,10 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around sixteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around seventeen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
-  ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), ``save`` and what saves
+  ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), what it restores by name
+  (``_NameBasedRestoreCoordinator.eager_restore``), ``save`` and what saves
   asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
   ``_lift_unlifted_variables``, by which `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of
   its control flow ``ZerosLikeV1WhileLoop`` and that of Switch; and of `tf.function` ``make_function_context``, which
@@ -46,6 +47,7 @@ from tfplugin import (
     keras_training,
     keras_weights,
     lookup,
+    named_restore,
     training_mode,
 )
 from tfplugin.get_kv_variable import get_kv_variable
@@ -81,6 +83,7 @@ def install() -> None:
         (restore_lib.CheckpointPosition, "bind_object", generic_update.bind_object),
         (checkpoint_lib.TrackableSaver, "save", async_save.write),
         (checkpoint_lib.TrackableSaver, "restore", checkpoint.restore_of_chain),
+        (checkpoint_lib._NameBasedRestoreCoordinator, "eager_restore", named_restore.eager_restore),
         (async_checkpoint_helper.AsyncCheckpointHelper, "save", async_save.begin),
         (async_checkpoint_helper.AsyncCheckpointHelper, "_write", async_save.begin),
         (async_checkpoint_helper.AsyncCheckpointHelper, "_copy_to_cpu", async_save.copy_to_cpu),

@@ -283,7 +283,9 @@ void BindSnapshots(nb::module_& m) {
       .def("verify", &Verify, "threads"_a = 0, "go_on"_a = nb::none(), "background"_a = false)
       .def_prop_ro("verifies_on_use", &Snapshot::verifies_on_use)
       .def("verify_on_use", &Snapshot::VerifyOnUse)
-      .def("trust", &Snapshot::Trust)
+      .def("trust", &Snapshot::Trust, "identity"_a)
+      .def("is_at", &Snapshot::IsAt, "path"_a)
+      .def("look", &Snapshot::Look)
       .def("check_unchanged", &Snapshot::CheckUnchanged);
 
   m.def("open", &Open, "path"_a,

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -182,6 +183,64 @@ void ACutFileThrowsInEveryThread() {
   CHECK(Throws(ErrorCode::kFailedPrecondition, [&] { snapshot->Populate(Pool()); }));
 }
 
+// While a writer damages rows and keys in place and heals them, at any pace, and another compares the file with its
+// checksums, every row that is given is the right one.
+void RowsOfAFileThatIsWrittenToAreRightOrNone() {
+  const File file;
+  constexpr int64_t kKeys = 300000;
+  const std::vector<int64_t> keys = SomeKeys(kKeys, 3);
+  std::map<int64_t, float> expected = Write(file.path, keys, 1 << 30);
+  const std::shared_ptr<Snapshot> snapshot = Snapshot::Open(file.path);
+  const SnapshotTable& table = *snapshot->table("emb");
+  std::atomic<bool> over{false};
+  std::atomic<int64_t> right{0}, refused{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<float> values(200 * kDim);
+      for (int64_t i = t * 1000; !over; i = (i + 200) % kKeys) {
+        try {
+          CHECK(table.Lookup(keys.data() + i, 200, values.data()) == 0);
+          for (int64_t j = 0; j < 200; ++j) {
+            CHECK(values[static_cast<size_t>(j * kDim)] == expected.at(keys[static_cast<size_t>(i + j)]));
+          }
+          ++right;
+        } catch (const Error&) {
+          ++refused;
+        }
+      }
+    });
+  }
+  threads.emplace_back([&] {
+    const auto go_on = [&](int64_t, int64_t) { return !over.load(); };
+    while (!over) {
+      try {
+        snapshot->Verify(Pool(), go_on);
+      } catch (const Error&) {
+      }
+    }
+  });
+  const int descriptor = open(file.path.c_str(), O_RDWR);
+  std::vector<char> sound(20000), junk(20000, 77);
+  for (int round = 0; round < 24; ++round) {
+    const auto section = round % 3 == 0 ? SnapshotTable::kKeys : SnapshotTable::kRows;
+    const SnapshotTable::Range range = table.layout().sections[section];
+    const off_t at = range.offset + range.bytes / 24 * round / 2 * 2;
+    const auto bytes = static_cast<ssize_t>(sound.size());
+    CHECK(pread(descriptor, sound.data(), sound.size(), at) == bytes);
+    CHECK(pwrite(descriptor, junk.data(), junk.size(), at) == bytes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(round * 37 % 80));
+    CHECK(pwrite(descriptor, sound.data(), sound.size(), at) == bytes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(round * 53 % 90));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  close(descriptor);
+  over = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(right > 0 && refused > 0);
+  CHECK(snapshot->Verify(Pool()) && !snapshot->verifies_on_use());
+}
+
 // Levels over a file against a map, in any mix of changes, removals and merges; then the file that is made of them.
 void LevelsOverAFileAreAMap() {
   const File file, folded;
@@ -281,6 +340,7 @@ int main() {
   kvtable::FindsWhatAMapHas();
   kvtable::FindsKeysOfOneBucket();
   kvtable::ACutFileThrowsInEveryThread();
+  kvtable::RowsOfAFileThatIsWrittenToAreRightOrNone();
   kvtable::LevelsOverAFileAreAMap();
   kvtable::ADamagedFileIsTold();
   return 0;

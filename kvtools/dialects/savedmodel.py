@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,15 @@ from kvtools.dialects.column import Column
 from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.derived_column import MappedColumn
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.graph_findings import graph_findings
+from kvtools.dialects.interface import Checkpoint, Finding, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import TableSchema
 from kvtools.dialects.slot_table import SlotTable
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.model_digest import check_files, check_manifest
 from kvtools.quantized_rows import QUANTIZED, bytes_of_row, decode
 from kvtools.remote.stored import read_bytes
 
@@ -66,6 +69,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     path = folder / MANIFEST
     try:
         manifest = json.loads(read_bytes(path))
+        check_manifest(manifest, path)
         if manifest["format"] > FORMAT:
             raise BadInputError(
                 f"reading '{path}': got format {manifest['format']}, expected at most {FORMAT}; update kvtools"
@@ -78,11 +82,30 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
             used |= {record["keys"], record["values"], *([record["index"]] if "index" in record else [])}
     except OSError as error:
         raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(
             f"reading '{path}': {type(error).__name__} {error}; the manifest is damaged, export the model again"
         ) from error
-    return bundle_checkpoint(NAME, location, bundle, tables, used)
+    checkpoint = bundle_checkpoint(NAME, location, bundle, tables, used)
+
+    def check() -> Iterator[Finding]:
+        yield from checkpoint.check()
+        yield from graph_findings(folder, manifest)
+
+    return dataclasses.replace(checkpoint, check=check)
+
+
+def check_graph(folder: Path) -> None:
+    """Raise `CorruptFileError` where the graph or the assets of an exported model are not what was written."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(read_bytes(path))
+        check_manifest(manifest, path)
+        check_files(folder, manifest)
+    except OSError as error:
+        raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise CorruptFileError(f"reading '{path}': the manifest is damaged, export the model again") from error
 
 
 def _open_table(bundle: Bundle, record: dict[str, Any]) -> TableReader:

@@ -7,6 +7,7 @@ integers stay as they are.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 import threading
@@ -23,17 +24,19 @@ from kvtools._snapshot import open as open_native
 from kvtools.default_row import with_default_row
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.dialect import Dialect, Holds, Source
+from kvtools.dialects.graph_findings import graph_findings
 from kvtools.dialects.interface import Checkpoint, Finding, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import DEFAULT_ROW, ExtraSchema, TableSchema, VersionUnit
 from kvtools.dialects.table_record import COUNTER_DTYPES, VALUE_DTYPES, json_object
+from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions, later_rows
-from kvtools.errors import BadInputError, CorruptFileError, UsageError
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
 from kvtools.quantized_rows import QUANTIZED, first_unfit
 from kvtools.remote.stored import HERE, Stored, open_binary, stored
 from kvtools.snapshot import file_errors
 from kvtools.split_manifest import SNAPSHOT as SPLIT_SNAPSHOT
-from kvtools.split_manifest import is_split
+from kvtools.split_manifest import SplitModel, is_split
 
 NAME = "snapshot"
 SUFFIX = ".kvsnap"
@@ -73,7 +76,49 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
         snapshot = open_native(str(file_of(source)))
         if not file.remote:
             snapshot.verify_on_use()
-    return checkpoint_of(source, snapshot, file)
+    checkpoint = checkpoint_of(source, snapshot, file)
+    return _with_dense_half(checkpoint, source.path, snapshot) if is_split(source.path) else checkpoint
+
+
+def _with_dense_half(checkpoint: Checkpoint, folder: Path, snapshot: Snapshot) -> Checkpoint:
+    """Return the checkpoint of a model in two halves with the variables of its dense half, and what checks all of it.
+
+    What is wrong with the dense half is told by the check: whoever wants rows can have them.
+    """
+    wrong: list[KvtoolsError] = []
+    dense: Checkpoint | None = None
+    model: SplitModel | None = None
+    try:
+        model = SplitModel.read(folder)
+        dense_source = Source(str(model.dense))
+        if dense_source.bundle is not None:
+            dense = bundle_checkpoint(NAME, *located(dense_source), {}, ())
+        else:
+            wrong.append(BadInputError(f"reading '{model.dense}': it has no variables; copy the folder as a whole"))
+    except KvtoolsError as error:
+        wrong.append(error)
+
+    def check() -> Iterator[Finding]:
+        yield from checkpoint.check()
+        for error in wrong:
+            yield Finding("error", "open", "", str(error))
+        if model is not None:
+            yield from graph_findings(model.dense, model.manifest)
+            if model.fingerprint != snapshot.fingerprint:
+                message = f"'{model.snapshot}' is not the snapshot that was exported with the rest of it"
+                yield Finding("error", "halves", "", f"{message}; copy the folder as a whole")
+        if dense is not None:
+            yield from dense.check()
+            for variable in dense.bookkeeping:
+                try:
+                    for _ in dense.read_variable(variable.name):
+                        pass
+                except KvtoolsError as error:
+                    yield Finding("error", "damaged", "", str(error))
+
+    if dense is None:
+        return dataclasses.replace(checkpoint, check=check)
+    return dataclasses.replace(checkpoint, variables=dense.variables, read_variable=dense.read_variable, check=check)
 
 
 def _keep_description(path: Path, file: Stored) -> None:

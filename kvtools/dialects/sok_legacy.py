@@ -135,7 +135,7 @@ class Writer(CheckpointWriter):
         """Start a table; see `CheckpointWriter.table`."""
         doing = f"writing table '{schema.name}' as {NAME}"
         if "/" in schema.name:
-            raise BadInputError(
+            raise UsageError(
                 f"{doing}: its name has a '/', expected one that can stand in a file name; rename it first, see"
                 " `kvtools rename`"
             )

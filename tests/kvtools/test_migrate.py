@@ -17,13 +17,16 @@ from kvtools.dialects.chunk import Chunk
 from kvtools.dialects.detect import dialect_for, dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import TableReader
-from kvtools.dialects.schema import TableSchema
+from kvtools.dialects.object_graph import OBJECT_GRAPH
+from kvtools.dialects.schema import TableSchema, VariableSchema
 from kvtools.dialects.tfplugin import DIALECT, Writer
 from kvtools.dialects.writing import WriteOptions
 from kvtools.diff import compare_tables
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, OutputError, UsageError
 from kvtools.migrate import plan_tables, write_tables
 from kvtools.partition import owners
+from kvtools.row_mask import RowMask
+from kvtools.table_view import MaskedTable
 
 
 def table(name: str = "emb", n: int = 20, *, parts: int = 1, **more: Any) -> TableReader:
@@ -40,6 +43,28 @@ def table(name: str = "emb", n: int = 20, *, parts: int = 1, **more: Any) -> Tab
 def holding(**changes: Any) -> Dialect:
     """The layout of tfplugin, as if it held less."""
     return dataclasses.replace(DIALECT, holds=dataclasses.replace(DIALECT.holds, **changes))
+
+
+def test_rows_that_a_view_keeps_are_not_called_all_of_the_source(tmp_path: Path, sample_path: Path) -> None:
+    table = open_checkpoint(sample_path).table("ads/emb")
+    mask = RowMask(table.schema.part_rows, memory=1 << 20, kept=True)
+    mask.clear(np.array([0, 3]))
+    account = write_tables([MaskedTable(table, mask)], tmp_path / "out", "tfplugin")
+    assert account.tables[0].checks[0] == "as many rows read and written as are kept of the source"
+    dry = write_tables([MaskedTable(table, mask)], tmp_path / "dry", "tfplugin", options=WriteOptions(dry_run=True))
+    assert dry.tables[0].checks[0] == "as many rows read as are kept of the source"
+
+
+def test_an_object_graph_that_does_not_go_along_is_told(tmp_path: Path, sample_path: Path) -> None:
+    checkpoint = open_checkpoint(sample_path)
+    graph = VariableSchema(OBJECT_GRAPH, "string", (), 8)
+    with_graph = dataclasses.replace(
+        checkpoint, bookkeeping=(graph,), read_variable=lambda name: iter([np.array(b"\x0a\x00", object)])
+    )
+    no_variables = dataclasses.replace(with_graph, variables=())
+    for to, told in (("hdf5", 1), ("tfplugin", 0)):
+        account = write_tables(checkpoint.select([]), tmp_path / to, to, beside=no_variables)
+        assert account.lossless and len(account.notes) == told
 
 
 def test_the_account_says_what_was_done(tmp_path: Path, sample_path: Path) -> None:

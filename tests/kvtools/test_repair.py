@@ -391,6 +391,9 @@ def test_of_a_damaged_table_the_good_parts_are_kept(tmp_path: Path, make_table: 
         repair(open_checkpoint(tmp_path / "a"), tmp_path / "b")
     status, _, err = run("repair", str(tmp_path / "a"), str(tmp_path / "b"), "--salvage")
     lost = len(sound[1][0])
+    status, told, _ = run("repair", str(tmp_path / "a"), str(tmp_path / "c"), "--salvage", "--json")
+    shown = json.loads(told)
+    assert not shown["lossless"] and len(shown["lost"]) == 1 and shown["tables"][0]["losses"]
     assert status == 0 and f"lost: table 'scope/emb': part 1: {lost} of {lost} rows: reading tensor" in err
     mended = open_checkpoint(tmp_path / "b").table("scope/emb")
     assert mended.schema.part_rows == (len(sound[0][0]), 0, len(sound[2][0]))
@@ -428,6 +431,10 @@ def test_of_a_damaged_snapshot_rows_of_good_blocks_are_kept(tmp_path: Path) -> N
     done = repair(open_checkpoint(tmp_path / "a.kvsnap"), tmp_path / "b.kvsnap", Repairs(salvage=True))
     (said,) = done.tables
     assert 0 < said.lost_rows <= (1 << 20) // 64 + 2 and len(said.lost) == 1
+    (account,) = done.account.tables
+    assert not done.account.lossless
+    assert account.losses == (f"{said.lost_rows:,} of {said.rows:,} rows, which are not proven good",)
+    assert account.checks[0] == "as many rows read and written as are kept of the source"
     mended = open_checkpoint(tmp_path / "b.kvsnap").table("emb").to_numpy()
     assert mended.values is not None and len(mended) == said.kept == len(keys) - said.lost_rows
     assert mended.values.tobytes() == values[mended.keys].tobytes() and 31_000 not in mended.keys

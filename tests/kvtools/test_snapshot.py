@@ -279,6 +279,76 @@ def test_a_file_copied_over_it_is_an_error_and_never_other_rows(tmp_path: Path) 
             use()
 
 
+def _written_in_place(path: Path, keep: str) -> None:
+    """Damage the rows of a snapshot without a change of its header, size or end."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(status.st_size // 2)
+        file.write(bytes(4096))
+    if keep == "times":  # as `cp -p` and `rsync -t --inplace` do
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("keep", ["nothing", "times"])
+def test_bytes_written_into_it_are_an_error_and_never_wrong_rows(tmp_path: Path, keep: str) -> None:
+    path, keys = tmp_path / "a.kvsnap", some_keys(50_000, "int64")
+    values = np.arange(50_000 * 16, dtype=np.float32).reshape(-1, 16)
+    write(path, ArrayTable("emb", keys, values))
+    sound = path.read_bytes()
+    snapshot = Snapshot(path)
+    table = snapshot.table("emb")
+    identity = snapshot.native.identity
+    assert np.array_equal(table.lookup(keys)[0], values) and not snapshot.native.verifies_on_use
+    _written_in_place(path, keep)
+    uses: list[Any] = [
+        lambda: table.lookup(keys)[0],
+        lambda: table.pool(keys, np.arange(len(keys) + 1)),
+        lambda: table.native.take(table.find(keys))[1],
+    ]
+    if keep == "nothing":
+        with pytest.raises(BadInputError, match="and may be being written"):
+            uses[0]()
+        time.sleep(0.06)
+    for use in uses:
+        with pytest.raises(CorruptFileError, match="its rows from byte"), file_errors():
+            use()
+    with pytest.raises(CorruptFileError):
+        snapshot.verify()
+    assert snapshot.native.verifies_on_use and snapshot.native.identity != identity
+    with path.open("r+b") as file:  # healed in its place
+        file.write(sound)
+    assert snapshot.verify() and not snapshot.native.verifies_on_use
+    for use in uses:
+        assert np.array_equal(use(), values)
+
+
+@pytest.mark.parametrize("change", ["touch", "chmod", "rename", "replace", "link", "unlink"])
+def test_what_changes_no_bytes_changes_no_answer(tmp_path: Path, change: str) -> None:
+    path, keys = tmp_path / "a.kvsnap", np.array([5, 7])
+    write(path, ArrayTable("emb", keys, np.float32([[1, 2], [3, 4]])))
+    snapshot = Snapshot(path)
+    other = tmp_path / "b.kvsnap"
+    other.write_bytes(path.read_bytes())
+    changes: dict[str, Any] = {
+        "touch": path.touch,
+        "chmod": lambda: path.chmod(0o600),
+        "rename": lambda: path.rename(tmp_path / "c"),
+        "replace": lambda: other.replace(path),
+        "link": lambda: os.link(path, tmp_path / "c"),
+        "unlink": path.unlink,
+    }
+    changes[change]()
+    if change == "touch":  # which cannot be told from writing
+        with pytest.raises(BadInputError, match="it was written over or touched just now"):
+            snapshot.table("emb").lookup(keys)
+        time.sleep(0.06)
+    values, found = snapshot.table("emb").lookup(keys)
+    assert found.all() and values.tolist() == [[1, 2], [3, 4]]
+    # What has lost or won a name was not written to.
+    assert snapshot.native.verifies_on_use == (change in ("touch", "chmod", "rename"))
+    assert snapshot.verify() and not snapshot.native.verifies_on_use
+
+
 def test_a_file_that_is_cut_is_an_error_and_ends_no_process(tmp_path: Path) -> None:
     # In a process of its own: where this fails, SIGBUS ends it. Its other faults still end it, with a traceback.
     path, keys = tmp_path / "a.kvsnap", some_keys(50_000, "int64")
@@ -542,7 +612,8 @@ def test_verifying_on_use_ends_when_all_is_verified(
     snapshot.verify()
     assert not snapshot.native.verifies_on_use
     snapshot.verify_on_use()
-    snapshot.native.trust()
+    assert not snapshot.native.trust("another") and snapshot.native.verifies_on_use
+    assert snapshot.native.trust(snapshot.native.identity)
     assert not snapshot.native.verifies_on_use
 
 

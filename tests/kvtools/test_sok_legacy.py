@@ -141,7 +141,7 @@ class TestRefused:
             open_checkpoint(tmp_path)
         assert list(open_checkpoint(tmp_path, OpenOptions(lenient=True)).broken) == ["emb"]
 
-    @pytest.mark.parametrize(("name", "error"), [("scope/emb", BadInputError), ("x" * 300, OutputError)])
+    @pytest.mark.parametrize(("name", "error"), [("scope/emb", UsageError), ("x" * 300, OutputError)])
     def test_names_that_are_no_file_names(
         self, tmp_path: Path, make_table: Make, name: str, error: type[KvtoolsError]
     ) -> None:

@@ -19,6 +19,7 @@ from kvtools.server.catalog import Catalog
 from kvtools.server.fold import folds_of
 from kvtools.server.follower import Follower
 from kvtools.server.metrics import Metrics
+from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 
 ASKED = np.arange(-5, 60)
@@ -323,6 +324,50 @@ def test_a_file_that_was_written_over_is_loaded_anew(
     followed = follow()
     (file,) = (tmp_path / "cache").glob("*.kvsnap")
     file.write_bytes(b"\x00" * 1000)
+    followed.look()
+    assert_serves(followed, writer)
+
+
+def test_bytes_written_into_the_file_below_are_never_answered_and_it_is_made_again(
+    writer: ChainWriter, follow: Callable[..., Followed], tmp_path: Path
+) -> None:
+    followed = follow()
+    (file,) = (tmp_path / "cache").glob("*.kvsnap")
+    at = file.read_bytes().index(np.float32(3 + 19 / 7).tobytes())
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(b"\x07")
+    with pytest.raises(RequestError):
+        followed.catalog.version().store.tables["emb"].lookup(ASKED)
+    assert followed.follower._store is not None
+    with pytest.raises(CorruptFileError) as caught:  # as the thread that folds does
+        followed.follower._loader.finish(followed.follower._store.base)
+    followed.follower._newer = caught.value
+    followed.look()
+    assert_serves(followed, writer)
+
+
+def test_a_chain_whose_files_are_gone_is_told_once_and_goes_on_when_it_is_back(
+    writer: ChainWriter, follow: Callable[..., Followed], caplog: pytest.LogCaptureFixture
+) -> None:
+    followed = follow()
+    followed.follower._threads[0].is_alive = lambda: True  # type: ignore[method-assign]  # it is following
+    sequence = followed.sequence
+    files = {file: file.read_bytes() for file in writer.folder.iterdir() if file.is_file()}
+    for file in files:
+        file.unlink()
+    for _ in range(3):
+        followed.look()
+    told = [line for line in caplog.messages if "there is no member in it any more" in line]
+    assert len(told) == 1 and f"up to {sequence}, stays" in told[0]
+    assert "there is no member in it any more" in followed.follower.status.trouble
+    assert_serves(followed, writer)
+    for file, content in files.items():
+        file.write_bytes(content)
+    followed.look()
+    assert followed.follower.status.trouble == ""
+    writer.put("emb", range(3), 9)
+    writer.increment()
     followed.look()
     assert_serves(followed, writer)
 

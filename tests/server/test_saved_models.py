@@ -120,6 +120,16 @@ def test_what_is_wrong_is_told(client: TestClient, body: dict[str, Any], message
     assert status == 400 and message in error
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1e39", "9" * 400 + ".0"])
+def test_a_number_that_would_become_infinite_is_refused(client: TestClient, number: str) -> None:
+    answer = client.post("/v1/models/ranker:predict", content=f'{{"instances": [[{number}, 2.0]]}}')
+    assert answer.status_code == 400 and "too large" in answer.json()["error"]
+
+
+def test_infinity_has_a_word_of_its_own(client: TestClient) -> None:
+    assert client.post("/v1/models/ranker:predict", content='{"instances": [[Infinity, 2.0]]}').status_code == 200
+
+
 def test_metadata_is_the_models_own(client: TestClient) -> None:
     metadata = client.get("/v1/models/ranker/metadata").json()
     assert metadata["model_spec"] == {"name": "ranker", "signature_name": "", "version": "4"}

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
-from version_files import write_checkpoint, write_snapshot
+from version_files import expected_rows, write_checkpoint, write_snapshot
 
 from kvtools.array_table import ArrayTable
 from kvtools.errors import BadInputError, UsageError
@@ -619,6 +619,87 @@ def test_a_snapshot_written_over_in_place_leaves_service(
     assert "the file of version 2 was cut or written over" in watched.catalog.unready()
     assert watched.look() == [1], "the one before takes its place"
     assert said(watched.catalog.version()) == 1
+
+
+def _damage_in_place(version: Path, *, keep_times: bool = False) -> bytes:
+    """Write into the rows of a snapshot what leaves its header, size and end as they are; returns what it was."""
+    sound, status = version.read_bytes(), version.stat()
+    row = expected_rows(2, [7]).tobytes()
+    with version.open("r+b") as file:
+        file.seek(sound.index(row))
+        file.write(bytes(len(row)))
+    if keep_times:
+        os.utime(version, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return sound
+
+
+def _look_up_7(catalog: Catalog) -> Any:
+    return catalog.version().store.table("emb").lookup(np.array([7]))[0]
+
+
+@pytest.mark.parametrize("keep_times", [False, True])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_snapshot_damaged_in_its_place_gives_no_wrong_row_and_leaves_service(
+    settled: None, tmp_path: Path, before: bool, keep_times: bool, caplog: Any
+) -> None:
+    if before:
+        write_snapshot(tmp_path / "m", 1)
+    served = write_snapshot(tmp_path / "m", 2)
+    watched = Watched(tmp_path / "m")
+    assert (_look_up_7(watched.catalog) == expected_rows(2, [7])).all()
+    _damage_in_place(served, keep_times=keep_times)
+    for code in ("damaged",) if keep_times else ("file_changed", "damaged"):
+        with pytest.raises(RequestError) as caught:
+            _look_up_7(watched.catalog)
+        assert (caught.value.status, caught.value.code) == (503, code)
+        time.sleep(0.06)
+    assert watched.look() == ([1] if before else [])
+    if before:
+        assert (_look_up_7(watched.catalog) == expected_rows(1, [7])).all()
+    else:
+        assert "its rows from byte 0 on" in watched.catalog.unready()
+    assert "it is taken out of service" in caplog.text or "version 2 is taken out of service" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["touch", "chmod"])
+def test_what_was_touched_is_compared_again_and_goes_on(settled: None, tmp_path: Path, change: str) -> None:
+    served = write_snapshot(tmp_path / "m", 2)
+    watched = Watched(tmp_path / "m")
+    served.touch() if change == "touch" else served.chmod(0o600)
+    assert watched.look() == [2] and not watched.catalog.version().store.verifies_on_use
+    assert said(watched.catalog.version()) == 2 and watched.catalog.ready
+
+
+def test_damage_is_found_though_nobody_asks_and_no_poll_looks(tmp_path: Path, caplog: Any) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    served = write_snapshot(tmp_path / "m", 2)
+    catalog = Catalog()
+    versions = Versions(catalog, [ModelSource("m", str(tmp_path / "m"))], Settings())
+    versions.start()
+    try:
+        until(lambda: catalog.warm)
+        _damage_in_place(served)
+        until(lambda: [version.number for version in catalog.versions()] == [1])
+    finally:
+        versions.stop()
+    assert "version 2 is taken out of service" in caplog.text
+
+
+def test_workers_do_not_take_what_was_damaged_in_its_place_for_what_one_of_them_verified(
+    settled: None, tmp_path: Path
+) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    served = write_snapshot(tmp_path / "m", 2)
+    (tmp_path / "shared").mkdir()
+    workers = [Watched(tmp_path / "m", shared=tmp_path / "shared") for _ in range(2)]
+    assert [worker.look() for worker in workers] == [[2], [2]]
+    sound = _damage_in_place(served)
+    assert [worker.look() for worker in workers] == [[1], [1]]
+    assert Watched(tmp_path / "m", shared=tmp_path / "shared").look() == [1], "one that begins later"
+    with served.open("r+b") as file:  # healed in its place
+        file.write(sound)
+    for worker in (*workers, Watched(tmp_path / "m", shared=tmp_path / "shared")):
+        assert worker.look() == [2] and said(worker.catalog.version()) == 2
 
 
 def test_the_lookup_that_finds_a_file_written_over_has_it_loaded_anew(tmp_path: Path, caplog: Any) -> None:

@@ -23,7 +23,7 @@ from kvtools.clip import Clip, Criteria
 from kvtools.clip_policy import Policy
 from kvtools.dialects.bundle import BundleWriter
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.errors import BadInputError, CheckFailedError, OutputError
+from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, OutputError
 from kvtools.export_model import ModelExport, export_model, has_custom_operations
 from kvtools.server.saved_models import SavedModelStore, open_store
 from kvtools.stock_model.fields import messages, split
@@ -296,6 +296,37 @@ def test_the_server_serves_its_signatures(folder: Path) -> None:
     store = open_store(folder / "export")
     assert isinstance(store, SavedModelStore)
     assert set(store.signatures) == {*SIGNATURES, "serving_default"}
+
+
+@pytest.mark.parametrize("what", ["saved_model.pb", "assets/words.txt", "assets.extra/kvtools.json"])
+def test_a_flipped_bit_of_graph_asset_or_manifest_is_found_and_never_served(
+    folder: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(folder / "export", tmp_path / "export")
+    assert main(["verify", str(model), "--strict"]) == 0
+    capsys.readouterr()
+    content = bytearray((model / what).read_bytes())
+    content[len(content) // 2] ^= 1
+    (model / what).write_bytes(content)
+    assert main(["verify", str(model)]) == 3
+    assert "SHA-256 mismatch" in (told := "".join(capsys.readouterr())) or "the manifest is damaged" in told
+    with pytest.raises(CorruptFileError, match=r"SHA-256 mismatch|the manifest is damaged"):
+        open_store(model)
+
+
+def test_a_model_without_digests_is_served_and_verify_says_so(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(folder / "export", tmp_path / "export")
+    file = model / "assets.extra" / "kvtools.json"
+    manifest = json.loads(file.read_text())
+    del manifest["files"], manifest["digest"]
+    file.write_text(json.dumps(manifest))
+    assert isinstance(open_store(model), SavedModelStore)
+    assert main(["verify", str(model)]) == 0
+    assert "cannot be checked: it was exported before kvtools wrote digests" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_session_runs_it(folder: Path) -> None:

@@ -351,6 +351,66 @@ def test_tables_alone_are_no_model_in_two_halves(
     assert "is no trained SavedModel with lookups" in capsys.readouterr().err
 
 
+def _flip(file: Path, place: float = 0.5) -> None:
+    content = bytearray(file.read_bytes())
+    content[int(len(content) * place)] ^= 4
+    file.write_bytes(content)
+
+
+def test_verify_and_inspect_count_the_dense_half(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    halves = str(folder / "halves")
+    dense = open_checkpoint(str(folder / "halves" / "dense")).variables
+    assert main(["verify", halves]) == 0
+    assert f"{len(dense)} dense variable" in capsys.readouterr().out.replace("\n", " ")
+    assert main(["inspect", halves, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {one["name"] for one in shown["variables"]} == {one.name for one in dense}
+
+
+@pytest.mark.parametrize(
+    "what", ["variables/variables.data-00000-of-00001", "variables/variables.index", "saved_model.pb"]
+)
+def test_damage_in_the_dense_half_is_an_error(
+    folder: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    halves = shutil.copytree(folder / "halves", tmp_path / "halves")
+    _flip(halves / "dense" / what)
+    assert main(["verify", str(halves)]) == 3
+    assert what.rpartition("/")[2].partition(".data")[0] in capsys.readouterr().out
+    assert len(open_checkpoint(str(halves)).tables["user"]) > 0, "the tables can be read"
+
+
+def test_a_flipped_bit_of_graph_or_manifest_is_never_served(folder: Path, tmp_path: Path) -> None:
+    from kvtools.server.split_store import open_split
+
+    for number, place in enumerate((0.1, 0.5, 0.9)):
+        halves = shutil.copytree(folder / "halves", tmp_path / f"graph{number}")
+        _flip(halves / "dense" / "saved_model.pb", place)
+        with pytest.raises(CorruptFileError, match=r"saved_model.pb': it is not what was written: SHA-256 mismatch"):
+            open_split(halves)
+    halves = shutil.copytree(folder / "halves", tmp_path / "manifest")
+    manifest = (halves / "split.json").read_text()
+    (halves / "split.json").write_text(manifest.replace('"dim": 4', '"dim": 5', 1).replace('"rows": ', '"rows": 1', 1))
+    with pytest.raises(CorruptFileError, match="it is not what was written: SHA-256 mismatch"):
+        open_split(halves)
+
+
+def test_halves_without_digests_are_served_and_verify_says_so(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvtools.server.split_store import open_split
+
+    halves = shutil.copytree(folder / "halves", tmp_path / "halves")
+    manifest = json.loads((halves / "split.json").read_text())
+    del manifest["files"], manifest["digest"]
+    (halves / "split.json").write_text(json.dumps(manifest))
+    open_split(halves)
+    assert main(["verify", str(halves)]) == 0
+    assert "cannot be checked: it was exported before kvtools wrote digests" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 @pytest.mark.parametrize("damage", ["not JSON", '{"format": 1}', '{"format": 1, "tables": 3}'])
 def test_a_damaged_manifest(damage: str, tmp_path: Path) -> None:
     (tmp_path / "split.json").write_text(damage)

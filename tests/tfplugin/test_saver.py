@@ -384,3 +384,27 @@ def test_without_tfplugin_installed_a_saver_says_what_to_do(tmp_path):
                 v1.train.Saver()
         finally:
             tfplugin.install()
+
+
+@pytest.mark.parametrize("saved_parts", [None, 3])
+@pytest.mark.parametrize("parts", [None, 2])
+def test_a_checkpoint_of_objects_restores_by_names_what_a_saver_wrote(tmp_path, saved_parts, parts):
+    def partitioned(parts):
+        return None if parts is None else v1.fixed_size_partitioner(parts)
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = tf.get_kv_variable("t", 2, partitioner=partitioned(saved_parts))
+        dense = v1.get_variable("d", initializer=tf.constant([7.0]), use_resource=True)
+        session.run(v1.global_variables_initializer())
+        ids = tf.constant([1, 2, -9], tf.int64)
+        session.run(table.upsert(ids, tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])))
+        path = v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
+        assert dense is not None
+    stock, table = tf.Variable([0.0], name="d"), tf.get_kv_variable("t", 2, partitioner=partitioned(parts))
+    status = tf.train.Checkpoint(d=stock, t=table).restore(path)
+    assert stock.numpy() == [7.0], "as stock TensorFlow restores it"
+    assert table.sparse_read([1, 2, -9]).numpy().tolist() == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    status.assert_consumed()
+    other = tf.get_kv_variable("another", 2, partitioner=partitioned(parts))
+    with pytest.raises(AssertionError):
+        tf.train.Checkpoint(t=other).restore(path).assert_consumed()

@@ -87,8 +87,10 @@ class SnapshotTable {
   // The keys of the file as they lie in it, mixed and rising, and its rows in their order. For who merges tables.
   const uint64_t* mixed_keys() const { return keys_; }
   const uint8_t* stored_rows() const { return rows_; }
-  // Throws where the file was cut or written over.
-  void CheckMapped() const;
+  // Of the file: rises when it turns out to have been written to. CheckStill throws Error(kFailedPrecondition) where it is
+  // not this one any more: what was read of the three above since may be of other bytes.
+  uint32_t generation() const;
+  void CheckStill(uint32_t generation) const;
 
   // The row number of each of `n` keys, -1 where there is none.
   void Find(const int64_t* keys, int64_t n, int64_t* rows) const;
@@ -163,6 +165,7 @@ class SnapshotTable {
 
   const SnapshotFile* file_;
   Layout layout_;
+  std::vector<uint8_t> default_row_;
   const void* directory_;
   const uint64_t* keys_;
   const uint8_t* rows_;
@@ -181,8 +184,11 @@ class Snapshot {
 
   const std::string& path() const;
   int64_t bytes() const;
-  // Tells the file that is mapped from every other of this machine: device, inode, size, time of its birth.
-  const std::string& identity() const;
+  // Tells the file that is mapped from every other of this machine, and from itself before it was last written to or
+  // touched, as far as CheckUnchanged, a lookup or a read has seen that.
+  std::string identity() const;
+  // Whether the file that is mapped lies at `path`.
+  bool IsAt(const std::string& path) const;
   // Says what the file is, in 32 hexadecimal digits: two files with one fingerprint have the same rows.
   const std::string& fingerprint() const;
   // What else the writer recorded: a JSON object in UTF-8.
@@ -203,21 +209,26 @@ class Snapshot {
   // Whether it read all rows, too: there was memory for them.
   bool resident() const;
 
-  // Reads all and compares it with the file's checksums. Returns whether it came to the end. Throws
-  // Error(kInvalidArgument) naming table, section and place of the first mebibyte that differs.
+  // Reads all and compares it with the file's checksums. Returns whether it came to the end: with `go_on`, it does not
+  // where the file was written to meanwhile, and without it begins anew. Throws Error(kInvalidArgument) naming table,
+  // section and place of the first mebibyte that differs.
   bool Verify(ParallelFor& threads, const GoOn& go_on = {}) const;
 
   // From now on no lookup or read gives bytes of a mebibyte before that was compared with its checksum: the first
   // one to touch it does so, and throws what Verify does where it is damaged. Default rows are compared at once.
   // It ends, and costs nothing any more, when Verify has come to its end. What a lookup has found damaged, a
-  // Verify that is running throws, too, at its next call of `go_on`.
+  // Verify that is running throws, too, at its next call of `go_on`. It begins by itself where the file turns out to
+  // have been written to, touched or given other attributes since it was opened.
   void VerifyOnUse();
-  // Ends that without Verify: another process has verified this file.
-  void Trust();
+  // Ends that without Verify: another process has verified the file of this `identity`. Returns whether this is one.
+  bool Trust(const std::string& identity);
   bool verifies_on_use() const;
 
-  // Throws Error(kFailedPrecondition) where the file was cut or written over since it was opened. Each lookup
-  // does so when it is done, by what is mapped of it.
+  // Throws Error(kFailedPrecondition) where the file was cut or has become another snapshot since it was opened: it gives
+  // no rows any more.
+  void Look() const;
+  // The same, and where it was written to or touched within the last 50 ms. Each lookup and read does so when it is
+  // done, and is made again, with VerifyOnUse, where the file may have been written to meanwhile.
   void CheckUnchanged() const;
 
  private:

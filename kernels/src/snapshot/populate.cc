@@ -83,7 +83,7 @@ bool Snapshot::Populate(ParallelFor& threads, const GoOn& go_on) {
     for (size_t i = first; i < first + n; ++i) done += pieces[i].bytes;
     if (go_on && !go_on(done, total)) return false;
   }
-  CheckUnchanged();
+  file_->Look();
   if (all) file_->resident.store(true, std::memory_order_release);
   file_->warm.store(true, std::memory_order_release);
   return true;
@@ -92,14 +92,16 @@ bool Snapshot::Populate(ParallelFor& threads, const GoOn& go_on) {
 bool SnapshotTable::Holds(Section section, int64_t place) const {
   const Range& range = layout_.sections[section];
   const int64_t bytes = std::min(format::kCheckedBytes, range.bytes - place);
-  const uint8_t* const data = file_->data() + range.offset + place;
+  const uint32_t generation = file_->generation();  // before what is compared
+  const uint8_t* const data =
+      section == kDefaultRow ? default_row_.data() + place : file_->data() + range.offset + place;
   const int64_t number = layout_.first_checksum[section] + place / format::kCheckedBytes;
   if (ExtendCrc32c(0, data, static_cast<size_t>(bytes)) != file_->checksums[static_cast<size_t>(number)])
     return false;
   // Checksums are those of whoever wrote the file: what lookups rely on is looked at, too.
   if (section == kKeys && !KeysRise(place / 8, bytes / 8, reinterpret_cast<const uint64_t*>(data)))
     return false;
-  file_->sound[static_cast<size_t>(number)].store(true, std::memory_order_release);
+  file_->sound[static_cast<size_t>(number)].store(generation, std::memory_order_release);
   return true;
 }
 
@@ -126,7 +128,7 @@ void SnapshotTable::VerifyUsed(Section section, int64_t begin, int64_t bytes) co
   const int64_t last = (begin + bytes - 1) / format::kCheckedBytes;
   for (int64_t piece = begin / format::kCheckedBytes; piece <= last; ++piece) {
     const auto number = static_cast<size_t>(layout_.first_checksum[section] + piece);
-    if (file_->sound[number].load(std::memory_order_acquire)) continue;
+    if (file_->sound[number].load(std::memory_order_acquire) == file_->generation()) continue;
     if (section == kKeys) VerifyDirectoryOf(piece);
     try {
       Verify(section, piece * format::kCheckedBytes, piece * format::kCheckedBytes + 1);
@@ -167,7 +169,8 @@ void SnapshotTable::AskForUsed(Section section, int64_t place) const {
   const Range& range = layout_.sections[section];
   const int64_t piece = place / format::kCheckedBytes;
   const auto number = static_cast<size_t>(layout_.first_checksum[section] + piece);
-  if (place >= range.bytes || file_->sound[number].load(std::memory_order_acquire)) return;
+  if (place >= range.bytes || file_->sound[number].load(std::memory_order_acquire) == file_->generation())
+    return;
   const int64_t begin = piece * format::kCheckedBytes;
   const int64_t bytes = std::min(format::kCheckedBytes, range.bytes - begin);
   madvise(const_cast<uint8_t*>(file_->data()) + range.offset + begin, static_cast<size_t>(bytes),
@@ -191,29 +194,41 @@ bool Snapshot::Verify(ParallelFor& threads, const GoOn& go_on) const {
     }
   }
   const auto count = static_cast<int64_t>(pieces.size());
-  for (int64_t first = 0; first < count; first += kVerified) {
-    const int64_t n = std::min(kVerified, count - first);
-    std::atomic<int64_t> bad{count};  // the first one
-    threads.Run(n, [&](int64_t i) {
-      const Piece& piece = pieces[static_cast<size_t>(first + i)];
-      if (piece.table->Holds(piece.section, piece.place)) return;
-      int64_t before = bad.load();
-      while (first + i < before && !bad.compare_exchange_weak(before, first + i)) {
+  // Compares them in this generation; false where it ends before, or `go_on` says no.
+  const auto compare = [&](uint32_t generation) {
+    for (int64_t first = 0; first < count; first += kVerified) {
+      const int64_t n = std::min(kVerified, count - first);
+      std::atomic<int64_t> bad{count};  // the first one
+      threads.Run(n, [&](int64_t i) {
+        const Piece& piece = pieces[static_cast<size_t>(first + i)];
+        if (piece.table->Holds(piece.section, piece.place)) return;
+        int64_t before = bad.load();
+        while (first + i < before && !bad.compare_exchange_weak(before, first + i)) {
+        }
+      });
+      if (bad.load() < count) {
+        file_->Look();
+        if (file_->generation() != generation) return false;  // which may be why
+        const Piece& piece = pieces[static_cast<size_t>(bad.load())];
+        piece.table->Verify(piece.section, piece.place, piece.place + 1);
       }
-    });
-    if (bad.load() < count) {
-      const Piece& piece = pieces[static_cast<size_t>(bad.load())];
-      piece.table->Verify(piece.section, piece.place, piece.place + 1);
+      {
+        const std::lock_guard<std::mutex> hold(file_->damage_mutex);
+        if (!file_->damage.empty()) throw Error(ErrorCode::kInvalidArgument, file_->damage);
+      }
+      if (go_on && !go_on((first + n) * format::kCheckedBytes, count * format::kCheckedBytes)) return false;
     }
-    {
-      const std::lock_guard<std::mutex> hold(file_->damage_mutex);
-      if (!file_->damage.empty()) throw Error(ErrorCode::kInvalidArgument, file_->damage);
-    }
-    if (go_on && !go_on((first + n) * format::kCheckedBytes, count * format::kCheckedBytes)) return false;
+    file_->Look();
+    return true;
+  };
+  for (;;) {
+    file_->Look();
+    const uint32_t generation = file_->generation();
+    file_->AwaitQuiet();
+    const bool whole = compare(generation);
+    if (whole && file_->EndVerifyOnUse(generation)) return true;
+    if (go_on) return false;
   }
-  CheckUnchanged();
-  file_->verify_on_use.store(false, std::memory_order_release);
-  return true;
 }
 
 }  // namespace kvtable

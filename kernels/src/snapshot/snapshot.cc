@@ -188,11 +188,11 @@ std::shared_ptr<Snapshot> Snapshot::Open(const std::string& path) {
                        std::to_string(pieces * 4));
   }
   file.checksums.resize(pieces);
-  file.sound = std::vector<std::atomic<bool>>(pieces);
+  file.sound = std::vector<std::atomic<uint32_t>>(pieces);
   if (pieces > 0)
     std::memcpy(file.checksums.data(), file.data() + header.checksums_offset, header.checksums_bytes);
   file.Remember(header);
-  file.CheckUnchanged();
+  file.Look();
   char text[40];
   std::snprintf(text, sizeof(text), "%016llx%016llx", static_cast<unsigned long long>(header.fingerprint[0]),
                 static_cast<unsigned long long>(header.fingerprint[1]));
@@ -202,16 +202,18 @@ std::shared_ptr<Snapshot> Snapshot::Open(const std::string& path) {
 
 const std::string& Snapshot::path() const { return file_->path(); }
 int64_t Snapshot::bytes() const { return file_->bytes(); }
-const std::string& Snapshot::identity() const { return file_->identity(); }
+std::string Snapshot::identity() const { return file_->identity(); }
+bool Snapshot::IsAt(const std::string& path) const { return file_->IsAt(path); }
 const std::string& Snapshot::fingerprint() const { return fingerprint_; }
 const std::string& Snapshot::description() const { return file_->description; }
 const std::vector<SnapshotTable>& Snapshot::tables() const { return tables_; }
 bool Snapshot::warm() const { return file_->warm.load(std::memory_order_acquire); }
 
 bool Snapshot::resident() const { return file_->resident.load(std::memory_order_acquire); }
+void Snapshot::Look() const { file_->Look(); }
 void Snapshot::CheckUnchanged() const { file_->CheckUnchanged(); }
 bool Snapshot::verifies_on_use() const { return file_->verify_on_use.load(std::memory_order_acquire); }
-void Snapshot::Trust() { file_->verify_on_use.store(false, std::memory_order_release); }
+bool Snapshot::Trust(const std::string& identity) { return file_->EndVerifyOnUse(identity); }
 
 void Snapshot::VerifyOnUse() {
   for (const SnapshotTable& table : tables_) {

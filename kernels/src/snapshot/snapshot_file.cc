@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <system_error>
@@ -20,8 +21,11 @@
 namespace kvtable {
 namespace {
 
-constexpr int64_t kLetGo = int64_t{4} << 20;         // bytes of a piece
-constexpr std::chrono::milliseconds kPause{1};       // after each
+constexpr int64_t kLetGo = int64_t{4} << 20;    // bytes of a piece
+constexpr std::chrono::milliseconds kPause{1};  // after each
+// ns. Longer than a tick of the clock by which the system notes times, within which two writes have the same.
+constexpr int64_t kQuiet = int64_t{50} * 1000 * 1000;
+constexpr int64_t kAlike = int64_t{1000} * 1000 * 1000;  // ns
 constexpr int64_t kLetGoAtOnce = int64_t{16} << 20;  // bytes that take less time than a thread for them does
 
 std::mutex registering;
@@ -123,8 +127,8 @@ void Release(GuardedRange* range) {
 
 int64_t Nanoseconds(const struct timespec& time) { return time.tv_sec * int64_t{1000000000} + time.tv_nsec; }
 
-// A file that is only touched stays the same; one that has the inode of another that was removed has not.
-std::string IdentityOf(int descriptor, const struct stat& status) {
+// One that has the inode of another that was removed is another one.
+std::string FileOf(int descriptor, const struct stat& status) {
   int64_t born = 0;
 #if defined(STATX_BTIME)
   struct statx more = {};
@@ -133,8 +137,13 @@ std::string IdentityOf(int descriptor, const struct stat& status) {
 #else
   static_cast<void>(descriptor);
 #endif
-  return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino) + ":" +
-         std::to_string(status.st_size) + ":" + std::to_string(born);
+  return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino) + ":" + std::to_string(born);
+}
+
+int64_t SteadyNow() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 [[noreturn]] void ThrowSystem(const std::string& path, int error) {
@@ -155,8 +164,12 @@ SnapshotFile::SnapshotFile(const std::string& path) : path_(path) {
     ThrowSystem(path, error);
   }
   bytes_ = status.st_size;
-  modified_.store(Nanoseconds(status.st_mtim));
-  identity_ = IdentityOf(descriptor_, status);
+  state_ = {bytes_, Nanoseconds(status.st_mtim), Nanoseconds(status.st_ctim),
+            static_cast<int64_t>(status.st_nlink)};
+  modified_.store(state_.modified);
+  changed_.store(state_.changed);
+  links_.store(state_.links);
+  file_ = FileOf(descriptor_, status);
   if (bytes_ == 0) return;
   void* const data = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_SHARED, descriptor_, 0);
   if (data == MAP_FAILED) {
@@ -185,23 +198,129 @@ void SnapshotFile::AskFor(const uint8_t* data, int64_t bytes) const {
   posix_fadvise(descriptor_, data - data_, bytes, POSIX_FADV_WILLNEED);
 }
 
-void SnapshotFile::CheckUnchanged() const {
+bool SnapshotFile::ReadState(bool ask, State* state) const {
+#if defined(AT_STATX_DONT_SYNC)
+  struct statx more = {};
+  constexpr unsigned kAsked = STATX_SIZE | STATX_MTIME | STATX_CTIME | STATX_NLINK;
+  if (!ask && statx(descriptor_, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, kAsked, &more) == 0 &&
+      (more.stx_mask & kAsked) == kAsked) {
+    const auto nanoseconds = [](const struct statx_timestamp& time) {
+      return time.tv_sec * int64_t{1000000000} + time.tv_nsec;
+    };
+    *state = {static_cast<int64_t>(more.stx_size), nanoseconds(more.stx_mtime), nanoseconds(more.stx_ctime),
+              static_cast<int64_t>(more.stx_nlink)};
+    return true;
+  }
+#else
+  static_cast<void>(ask);
+#endif
+  struct stat status = {};
+  if (fstat(descriptor_, &status) != 0) return false;
+  *state = {status.st_size, Nanoseconds(status.st_mtim), Nanoseconds(status.st_ctim),
+            static_cast<int64_t>(status.st_nlink)};
+  return true;
+}
+
+void SnapshotFile::LookAt(bool ask) const {
   if (range_ == nullptr) return;
   if (range_->gone.load(std::memory_order_acquire)) ThrowChanged();
-  struct stat status = {};
-  if (fstat(descriptor_, &status) == 0) {
-    const int64_t modified = Nanoseconds(status.st_mtim);
-    if (status.st_size == bytes_ && modified == modified_.load(std::memory_order_relaxed)) return;
-    // Touched, or written over: the header has the checksum of all checksums.
+  State state;
+  if (ReadState(ask, &state) && state.bytes == bytes_) {
+    if (state.modified == modified_.load(std::memory_order_acquire) &&
+        state.changed == changed_.load(std::memory_order_acquire) &&
+        state.links == links_.load(std::memory_order_acquire)) {
+      return;
+    }
+    // Another snapshot has another header, which has the checksum of all checksums.
     snapshot_format::Header header = {};
-    if (status.st_size == bytes_ && pread(descriptor_, &header, sizeof(header), 0) == sizeof(header) &&
+    if (pread(descriptor_, &header, sizeof(header), 0) == sizeof(header) &&
         std::memcmp(&header, &header_, sizeof(header)) == 0) {
-      modified_.store(modified, std::memory_order_relaxed);
+      Note(state);
       return;
     }
   }
   range_->gone.store(true);
   ThrowChanged();
+}
+
+void SnapshotFile::Note(const State& state) const {
+  const std::lock_guard<std::mutex> hold(state_mutex_);
+  if (state == state_) return;
+  const bool is_written = state.modified != state_.modified;
+  // Names that come and go, as where another file is renamed to its path, are no writing.
+  const bool is_linked = !is_written && state.links != state_.links;
+  // Who writes sets both times alike; who gives a file another time, as who copies with times, is done.
+  if (is_written && std::abs(state.modified - state.changed) < kAlike) written_at_.store(SteadyNow());
+  state_ = state;
+  if (!is_linked) {
+    verify_on_use.store(true, std::memory_order_release);
+    {
+      const std::lock_guard<std::mutex> hold_damage(damage_mutex);
+      damage.clear();
+    }
+    generation_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  modified_.store(state.modified);  // whoever sees these sees the generation
+  changed_.store(state.changed);
+  links_.store(state.links);
+}
+
+void SnapshotFile::ThrowIfWritten() const {
+  const int64_t at = written_at_.load(std::memory_order_acquire);
+  if (at == 0 || SteadyNow() - at >= kQuiet) return;
+  throw Error(ErrorCode::kFailedPrecondition,
+              "reading '" + path_ +
+                  "': it was written over or touched just now, and may be being written; try again, and "
+                  "replace a snapshot by renaming another one to its name");
+}
+
+void SnapshotFile::Look() const { LookAt(true); }
+
+void SnapshotFile::CheckUnchanged() const {
+  LookAt(true);
+  ThrowIfWritten();
+}
+
+void SnapshotFile::AwaitQuiet() const {
+  for (int64_t at = written_at_.load(); at != 0; at = written_at_.load()) {
+    const int64_t left = kQuiet - (SteadyNow() - at);
+    if (left <= 0) return;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(left));
+  }
+}
+
+bool SnapshotFile::EndVerifyOnUse(uint32_t generation) const {
+  const std::lock_guard<std::mutex> hold(state_mutex_);
+  if (generation_.load() != generation) return false;
+  verify_on_use.store(false, std::memory_order_release);
+  return true;
+}
+
+bool SnapshotFile::EndVerifyOnUse(const std::string& identity) const {
+  const std::lock_guard<std::mutex> hold(state_mutex_);
+  if (IdentityLocked() != identity) return false;
+  verify_on_use.store(false, std::memory_order_release);
+  return true;
+}
+
+std::string SnapshotFile::IdentityLocked() const {
+  std::string identity = file_;
+  for (const int64_t number :
+       {state_.bytes, state_.modified, state_.changed, static_cast<int64_t>(header_.header_crc)}) {
+    identity += ":" + std::to_string(number);
+  }
+  return identity;
+}
+
+std::string SnapshotFile::identity() const {
+  const std::lock_guard<std::mutex> hold(state_mutex_);
+  return IdentityLocked();
+}
+
+bool SnapshotFile::IsAt(const std::string& path) const {
+  struct stat here = {}, there = {};
+  return fstat(descriptor_, &here) == 0 && stat(path.c_str(), &there) == 0 && here.st_dev == there.st_dev &&
+         here.st_ino == there.st_ino;  // an inode in use is nobody else's
 }
 
 void SnapshotFile::Remember(const snapshot_format::Header& header) {
@@ -214,17 +333,18 @@ void SnapshotFile::Remember(const snapshot_format::Header& header) {
   std::memcpy(tail_, tail_at_, sizeof(tail_));
 }
 
-void SnapshotFile::CheckMapped() const {
-  if (range_ == nullptr) return;
-  if (tail_at_ == nullptr) return CheckUnchanged();
+// The header as it is mapped is written first by whatever writes over a file, and the last bytes go where one is cut.
+bool SnapshotFile::IsStill(uint32_t generation) const {
+  if (range_ == nullptr) return true;
 #ifndef __SANITIZE_THREAD__                             // which knows no fences
   std::atomic_thread_fence(std::memory_order_acquire);  // what was read of the file was read before
 #endif
-  const bool same =
-      std::memcmp(data_, &header_, sizeof(header_)) == 0 && std::memcmp(tail_at_, tail_, sizeof(tail_)) == 0;
-  if (same && !range_->gone.load(std::memory_order_acquire)) return;
-  range_->gone.store(true);
-  ThrowChanged();
+  const bool same = tail_at_ == nullptr || (std::memcmp(data_, &header_, sizeof(header_)) == 0 &&
+                                            std::memcmp(tail_at_, tail_, sizeof(tail_)) == 0);
+  if (!same) range_->gone.store(true);
+  LookAt(false);
+  ThrowIfWritten();
+  return this->generation() == generation;
 }
 
 void SnapshotFile::ThrowChanged() const {

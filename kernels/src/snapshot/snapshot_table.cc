@@ -138,13 +138,22 @@ SnapshotTable::SnapshotTable(const SnapshotFile* file, Layout layout)
   directory_ = at(kDirectory);
   keys_ = reinterpret_cast<const uint64_t*>(at(kKeys));
   rows_ = at(kRows);
+  default_row_.assign(at(kDefaultRow), at(kDefaultRow) + layout_.sections[kDefaultRow].bytes);
 }
 
-void SnapshotTable::CheckMapped() const { file_->CheckMapped(); }
+uint32_t SnapshotTable::generation() const { return file_->generation(); }
+
+void SnapshotTable::CheckStill(uint32_t generation) const {
+  file_->CheckUnchanged();
+  if (file_->generation() == generation) return;
+  throw Error(ErrorCode::kFailedPrecondition,
+              "reading '" + file_->path() +
+                  "': it was written over or touched meanwhile; try again, and replace a snapshot by "
+                  "renaming another one to its name");
+}
 
 const void* SnapshotTable::default_row() const {
-  const Range& section = layout_.sections[kDefaultRow];
-  return section.bytes == 0 ? nullptr : file_->data() + section.offset;
+  return default_row_.empty() ? nullptr : default_row_.data();
 }
 
 template <class Entry>
@@ -284,15 +293,11 @@ bool SnapshotTable::KeysRise(int64_t first, int64_t n, const uint64_t* mixed) co
 }
 
 void SnapshotTable::Find(const int64_t* keys, int64_t n, int64_t* rows) const {
-  if (levels_.empty()) {
-    ForFound(keys, n, false, [&](int64_t i, int64_t row) { rows[i] = row; });
-    file_->CheckMapped();
-    return;
-  }
+  file_->Reading([&] { ForFound(keys, n, false, [&](int64_t i, int64_t row) { rows[i] = row; }); });
+  if (levels_.empty()) return;
   int64_t found[kGroup];
   for (int64_t first = 0; first < n; first += kGroup) {
     const int count = static_cast<int>(std::min<int64_t>(kGroup, n - first));
-    ForFound(keys + first, count, false, [&](int64_t i, int64_t row) { rows[first + i] = row; });
     int64_t before = positions();
     // The oldest level first, so that what newer ones say stays.
     for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
@@ -304,7 +309,6 @@ void SnapshotTable::Find(const int64_t* keys, int64_t n, int64_t* rows) const {
       }
     }
   }
-  file_->CheckMapped();
 }
 
 int64_t SnapshotTable::positions() const {
@@ -354,16 +358,18 @@ int64_t SnapshotTable::LookupRaw(const int64_t* keys, int64_t n, void* out, uint
   const RowCopy copy = BestRowCopy(bytes);
   auto* const to = static_cast<uint8_t*>(out);
   int64_t absent = 0;
-  ForRows(keys, n, [&](int64_t i, const uint8_t* row) {
-    if (row != nullptr) {
-      copy(row, bytes, to + i * bytes);
-    } else {
-      ++absent;
-      Fill(to + i * bytes, bytes, missing);
-    }
-    if (found != nullptr) found[i] = row != nullptr;
+  file_->Reading([&] {
+    absent = 0;
+    ForRows(keys, n, [&](int64_t i, const uint8_t* row) {
+      if (row != nullptr) {
+        copy(row, bytes, to + i * bytes);
+      } else {
+        ++absent;
+        Fill(to + i * bytes, bytes, missing);
+      }
+      if (found != nullptr) found[i] = row != nullptr;
+    });
   });
-  file_->CheckMapped();
   return absent;
 }
 
@@ -374,16 +380,18 @@ int64_t SnapshotTable::Lookup(const int64_t* keys, int64_t n, float* out, uint8_
   const int64_t dim = layout_.dim;
   const RowLoad load = BestRowLoad(layout_.value_type, layout_.form);
   int64_t absent = 0;
-  ForRows(keys, n, [&](int64_t i, const uint8_t* row) {
-    if (row != nullptr) {
-      load(row, dim, out + i * dim);
-    } else {
-      ++absent;
-      Fill(out + i * dim, dim * int64_t{sizeof(float)}, missing);
-    }
-    if (found != nullptr) found[i] = row != nullptr;
+  file_->Reading([&] {
+    absent = 0;
+    ForRows(keys, n, [&](int64_t i, const uint8_t* row) {
+      if (row != nullptr) {
+        load(row, dim, out + i * dim);
+      } else {
+        ++absent;
+        Fill(out + i * dim, dim * int64_t{sizeof(float)}, missing);
+      }
+      if (found != nullptr) found[i] = row != nullptr;
+    });
   });
-  file_->CheckMapped();
   return absent;
 }
 
@@ -409,6 +417,12 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
   int64_t absent = 0, bag = 0;
   double divisor = 0;
   float weight_sum = 0;
+  const auto open_bag = [&] {
+    std::fill(sum.begin(), sum.end(), 0.0f);
+    std::fill(wide.begin(), wide.end(), 0.0);
+    divisor = 0;
+    weight_sum = 0;
+  };
 
   const auto close_bag = [&] {
     float* const to = out + bag * dim;
@@ -428,14 +442,10 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
             by_weight ? sum[static_cast<size_t>(i)] / static_cast<float>(by) : sum[static_cast<size_t>(i)];
       }
     }
-    std::fill(sum.begin(), sum.end(), 0.0f);
-    std::fill(wide.begin(), wide.end(), 0.0);
-    divisor = 0;
-    weight_sum = 0;
+    open_bag();
     ++bag;
   };
-
-  ForRows(keys, splits[bags], [&](int64_t i, const uint8_t* from) {
+  const auto add_row = [&](int64_t i, const uint8_t* from) {
     while (splits[bag + 1] <= i) close_bag();
     const float weight = weights == nullptr ? 1.0f : weights[i];
     const float share = combiner == Combiner::kSqrtN ? weight * weight : weight;
@@ -459,9 +469,14 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
       load(from, dim, row_of.data());
       add(row_of.data(), weight, dim, sum.data());
     }
+  };
+
+  file_->Reading([&] {
+    absent = bag = 0;
+    open_bag();
+    ForRows(keys, splits[bags], add_row);
+    while (bag < bags) close_bag();
   });
-  while (bag < bags) close_bag();
-  file_->CheckMapped();
   return absent;
 }
 
@@ -473,69 +488,75 @@ std::vector<int64_t> SnapshotTable::Numbers(int64_t first, int64_t n) {
 
 void SnapshotTable::ReadKeys(int64_t first, int64_t n, int64_t* keys) const {
   if (!levels_.empty()) return TakeKeys(Numbers(first, n).data(), n, keys);
-  VerifyRange(kKeys, 8, first, n);
-  for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[first + i]));
-  file_->CheckMapped();
+  file_->Reading([&] {
+    VerifyRange(kKeys, 8, first, n);
+    for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[first + i]));
+  });
 }
 
 void SnapshotTable::TakeKeys(const int64_t* rows, int64_t n, int64_t* keys) const {
-  VerifyTaken(kKeys, 8, rows, n);
-  for (int64_t i = 0; i < n; ++i) {
-    const uint64_t mixed = levels_.empty() ? keys_[rows[i]] : PlaceOf(rows[i]).mixed;
-    keys[i] = static_cast<int64_t>(format::UnmixKey(mixed));
-  }
-  file_->CheckMapped();
+  file_->Reading([&] {
+    VerifyTaken(kKeys, 8, rows, n);
+    for (int64_t i = 0; i < n; ++i) {
+      const uint64_t mixed = levels_.empty() ? keys_[rows[i]] : PlaceOf(rows[i]).mixed;
+      keys[i] = static_cast<int64_t>(format::UnmixKey(mixed));
+    }
+  });
 }
 
 void SnapshotTable::ReadRows(int64_t first, int64_t n, void* out) const {
   if (!levels_.empty()) return TakeRows(Numbers(first, n).data(), n, out);
-  VerifyRange(kRows, layout_.row_bytes, first, n);
   const uint8_t* const from = rows_ + first * layout_.row_bytes;
-  if (quantized()) {
-    const RowDecode decode = BestRowDecode(layout_.form);
-    for (int64_t i = 0; i < n; ++i) {
-      decode(from + i * layout_.row_bytes, layout_.dim, static_cast<float*>(out) + i * layout_.dim);
+  file_->Reading([&] {
+    VerifyRange(kRows, layout_.row_bytes, first, n);
+    if (quantized()) {
+      const RowDecode decode = BestRowDecode(layout_.form);
+      for (int64_t i = 0; i < n; ++i) {
+        decode(from + i * layout_.row_bytes, layout_.dim, static_cast<float*>(out) + i * layout_.dim);
+      }
+    } else if (n > 0) {
+      std::memcpy(out, from, static_cast<size_t>(n * layout_.row_bytes));
     }
-  } else if (n > 0) {
-    std::memcpy(out, from, static_cast<size_t>(n * layout_.row_bytes));
-  }
-  file_->CheckMapped();
+  });
 }
 
 void SnapshotTable::TakeRows(const int64_t* rows, int64_t n, void* out) const {
-  VerifyTaken(kRows, layout_.row_bytes, rows, n);
   auto* const to = static_cast<uint8_t*>(out);
   const RowDecode decode = quantized() ? BestRowDecode(layout_.form) : nullptr;
-  for (int64_t i = 0; !levels_.empty() && i < n; ++i) {
-    Fill(to + i * layout_.row_bytes, layout_.row_bytes, PlaceOf(rows[i]).row);
-  }
-  for (int64_t i = 0; levels_.empty() && i < n; ++i) {
-    if (i + kGroup < n) Prefetch(rows_ + rows[i + kGroup] * layout_.row_bytes);
-    const uint8_t* const from = rows_ + rows[i] * layout_.row_bytes;
-    if (decode != nullptr) {
-      decode(from, layout_.dim, static_cast<float*>(out) + i * layout_.dim);
-    } else {
-      std::memcpy(to + i * layout_.row_bytes, from, static_cast<size_t>(layout_.row_bytes));
+  file_->Reading([&] {
+    VerifyTaken(kRows, layout_.row_bytes, rows, n);
+    for (int64_t i = 0; !levels_.empty() && i < n; ++i) {
+      Fill(to + i * layout_.row_bytes, layout_.row_bytes, PlaceOf(rows[i]).row);
     }
-  }
-  file_->CheckMapped();
+    for (int64_t i = 0; levels_.empty() && i < n; ++i) {
+      if (i + kGroup < n) Prefetch(rows_ + rows[i + kGroup] * layout_.row_bytes);
+      const uint8_t* const from = rows_ + rows[i] * layout_.row_bytes;
+      if (decode != nullptr) {
+        decode(from, layout_.dim, static_cast<float*>(out) + i * layout_.dim);
+      } else {
+        std::memcpy(to + i * layout_.row_bytes, from, static_cast<size_t>(layout_.row_bytes));
+      }
+    }
+  });
 }
 
 void SnapshotTable::ReadColumn(Section section, int64_t bytes, int64_t first, int64_t n, void* out) const {
   const uint8_t* const column = file_->data() + layout_.sections[section].offset;
-  VerifyRange(section, bytes, first, n);
-  if (n > 0) std::memcpy(out, column + first * bytes, static_cast<size_t>(n * bytes));
-  file_->CheckMapped();
+  file_->Reading([&] {
+    VerifyRange(section, bytes, first, n);
+    if (n > 0) std::memcpy(out, column + first * bytes, static_cast<size_t>(n * bytes));
+  });
 }
 
 void SnapshotTable::TakeColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n,
                                void* out) const {
   const uint8_t* const column = file_->data() + layout_.sections[section].offset;
-  VerifyTaken(section, bytes, rows, n);
   auto* const to = static_cast<uint8_t*>(out);
-  for (int64_t i = 0; i < n; ++i)
-    std::memcpy(to + i * bytes, column + rows[i] * bytes, static_cast<size_t>(bytes));
-  file_->CheckMapped();
+  file_->Reading([&] {
+    VerifyTaken(section, bytes, rows, n);
+    for (int64_t i = 0; i < n; ++i)
+      std::memcpy(to + i * bytes, column + rows[i] * bytes, static_cast<size_t>(bytes));
+  });
 }
 
 }  // namespace kvtable

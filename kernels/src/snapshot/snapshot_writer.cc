@@ -405,6 +405,7 @@ void SnapshotWriter::EndTable() {
 bool SnapshotWriter::CopyTable(const SnapshotTable& table, ParallelFor& threads,
                                const Snapshot::GoOn& go_on) {
   const SnapshotTable::Layout& layout = table.layout();
+  const uint32_t generation = table.generation();
   if (table.verifies_on_use()) {
     for (const auto section : {SnapshotTable::kDirectory, SnapshotTable::kKeys, SnapshotTable::kRows}) {
       table.Verify(section, 0, layout.sections[section].bytes);
@@ -498,7 +499,7 @@ bool SnapshotWriter::CopyTable(const SnapshotTable& table, ParallelFor& threads,
     Note(SnapshotTable::kRows, offset, output);
   }
   if (const void* const missing = table.default_row()) SetDefaultRow(missing);
-  table.CheckMapped();
+  table.CheckStill(generation);
   EndTable();
   return true;
 }
