@@ -302,10 +302,11 @@ def _apply_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any, *
     if not any(id(variable) in trained.parts for _, variable in pairs):
         return original(optimizer, pairs, *args, **kwargs)
     _warn_of_missing(trained, pairs)
-    others = [(gradient, v) for gradient, v in pairs if id(v) not in trained.optimizers]
-    own = [(gradient, v) for gradient, v in pairs if id(v) in trained.optimizers]
+    optimizers = {key: one for key, one in trained.optimizers.items() if not _same(one, optimizer)}
+    others = [(gradient, v) for gradient, v in pairs if id(v) not in optimizers]
+    own = [(gradient, v) for gradient, v in pairs if id(v) in optimizers]
     if own:
-        _apply_own(optimizer, trained.optimizers, pairs, own)
+        _apply_own(optimizer, optimizers, pairs, own)
     if own and all(gradient is None for gradient, _ in others):
         core = innermost(optimizer)
         # Under accumulation Keras 3 divides what it counts.
@@ -341,7 +342,15 @@ def _warn_of_missing(trained: _Trained, pairs: list[tuple[Any, Any]]) -> None:
 def _apply_own(
     optimizer: Any, optimizers: Mapping[int, Any], pairs: list[tuple[Any, Any]], own: list[tuple[Any, Any]]
 ) -> None:
-    """Applies gradients by the optimizers that layers have: scaled back, and not where the model's skips its step."""
+    """Applies gradients by the optimizers that layers have: scaled back, and not where the model's skips its step.
+
+    Raises:
+      ValueError: one of them would scale them back again.
+    """
+    for _, variable in own:
+        scaling = _scaling(optimizers[id(variable)])
+        if scaling is not None:
+            raise ValueError(f"Key-value variable '{_name(variable, variable)}': {scaling}")
     scale, skips = _scale_of(optimizer)
     scaled = [(None if g is None else _divided(g, scale), v) for g, v in own]
 
@@ -373,6 +382,38 @@ def _scale_of(optimizer: Any) -> tuple[Any, bool]:
     if hasattr(optimizer, "initial_scale"):  # Keras 3, in whose first step the loss was scaled by that
         return tf.constant(optimizer.initial_scale, tf.float32), True
     return getattr(optimizer, "loss_scale_factor", None), False
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """What a user has put into an `OptimizerWrapper`, or the optimizer itself."""
+    return optimizer.optimizer if isinstance(optimizer, OptimizerWrapper) else optimizer
+
+
+def _same(own_optimizer: Any, optimizer: Any) -> bool:
+    """Whether the optimizer of a layer is the one that is given gradients, or that of the model."""
+    return innermost(_unwrapped(own_optimizer)) is innermost(_unwrapped(optimizer))
+
+
+def _scaling(own_optimizer: Any) -> str | None:
+    """What is wrong with the optimizer of a layer where it divides gradients by a scale; None if it does not.
+
+    Nobody has it scale a loss. One of tf_keras, whose ``apply_gradients`` takes gradients scaled back, does no harm.
+    """
+    given = _unwrapped(own_optimizer)
+    if hasattr(given, "get_unscaled_gradients"):
+        return None
+    core, way_out = innermost(given), None
+    if hasattr(given, "initial_scale"):
+        way_out = f"Give the layer the {type(core).__name__} that is in it."
+    elif getattr(given, "loss_scale_factor", None):
+        way_out = f"Leave out loss_scale_factor={given.loss_scale_factor!r} of the layer's."
+    if way_out is None:
+        return None
+    return (
+        f"the optimizer of its layer, {type(given).__name__}, divides gradients by the scale of a loss that it is "
+        "never given: the model's optimizer scales the loss, and the gradients that come to the layer's are scaled "
+        f"back. {way_out}"
+    )
 
 
 def _divided(gradient: Any, scale: Any) -> Any:
@@ -494,11 +535,16 @@ def check(model: Any) -> _Trained:
             check_supported(core, {part: fused.plan(core, part)})
         except ValueError as error:
             raise ValueError(f"Model '{model.name}', key-value variable '{_name(part, part)}': {error}") from None
-        if one is not optimizer and getattr(core, "use_ema", False):
+        if _same(one, optimizer):
+            continue
+        if getattr(core, "use_ema", False):
             raise ValueError(
                 f"Model '{model.name}', key-value variable '{_name(part, part)}': the optimizer of its layer has "
                 "moving averages (use_ema), which the end of fit puts in place for the model's optimizer only."
             )
+        scaling = _scaling(one)
+        if scaling is not None:
+            raise ValueError(f"Model '{model.name}', key-value variable '{_name(part, part)}': {scaling}")
     return trained
 
 

@@ -201,7 +201,10 @@ def _told(one: HeldTable) -> str:
     if not one.eager:
         return f"rows of {kind}, in the session"
     counts = telemetry.summary(one.table)
-    return f"{counts.rows:,} rows of {kind}: {_size(counts.bytes)} in memory, {_size(counts.row_bytes)} of it rows"
+    told = f"{counts.rows:,} rows of {kind}: {_size(counts.bytes)} in memory, {_size(counts.row_bytes)} of it rows"
+    if counts.file_bytes:
+        told += f"; {counts.file_rows:,} rows in a file of {_size(counts.file_bytes)}"
+    return told
 
 
 def _size(count: float) -> str:

@@ -34,6 +34,7 @@ class TableSummary:
       row_bytes: of rows: values and slots.
       index_bytes, column_bytes: of the index; of keys, frequencies and versions.
       slack_bytes: of rows that are gone, and of memory taken and not used yet.
+      file_rows, file_bytes: of the rows, those in the file of a table with a `max_memory`; what it takes on the disk.
       lookups: keys that training lookups have asked for so far, duplicates included.
       births: rows that these have made.
       held_back: keys, duplicates included, that these did not find and that admission did not let in.
@@ -54,6 +55,8 @@ class TableSummary:
     index_bytes: int
     column_bytes: int
     slack_bytes: int
+    file_rows: int
+    file_bytes: int
     lookups: int | None
     births: int | None
     held_back: int | None
@@ -139,11 +142,13 @@ def summary(table: Any, session: v1.Session | None = None) -> TableSummary:
     return TableSummary(
         name=name_of(table),
         rows=int(memory[0]),
-        bytes=int(memory[1:].sum()),
+        bytes=int(memory[1:5].sum()),
         row_bytes=int(memory[1]),
         index_bytes=int(memory[2]),
         column_bytes=int(memory[3]),
         slack_bytes=int(memory[4]),
+        file_rows=int(memory[5]),
+        file_bytes=int(memory[6]),
         lookups=keys,
         births=born,
         held_back=held_back,

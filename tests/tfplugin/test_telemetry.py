@@ -35,6 +35,18 @@ def test_lookups_births_and_hits_are_counted(parts):
     assert told.row_bytes == distinct * 4 * 4
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_in_a_file_are_no_memory(parts, tmp_path):
+    table = tfplugin.get_kv_variable("t", 16, partitioner=partitioned(parts), max_memory=300_000, spill=str(tmp_path))
+    assert tfplugin.summary(table).file_bytes == 0
+    tf.nn.embedding_lookup(table, np.arange(20_000))
+    told = tfplugin.summary(table)
+    memory = sum(np.asarray(part.memory()) for part in (table if parts > 1 else [table]))
+    assert (told.rows, told.file_rows, told.file_bytes) == (20_000, memory[5], memory[6])
+    assert told.bytes == told.row_bytes + told.index_bytes + told.column_bytes + told.slack_bytes
+    assert told.row_bytes <= 300_000 and told.file_rows > 10_000 and told.file_rows * 64 <= told.file_bytes
+
+
 def test_evictions_and_keys_below_a_threshold_are_counted():
     bounded = tfplugin.get_kv_variable("b", 2, max_capacity=10)
     for first in range(0, 50, 10):

@@ -210,6 +210,17 @@ def test_summary_and_count_params_count_rows(both_kerases):
     assert "Tables" not in _shown(dense)
 
 
+def test_summary_says_what_lies_in_a_file(tmp_path):
+    layer = tfplugin.keras.Embedding(16, combiner="sum", name="item", max_memory=100_000, spill=str(tmp_path))
+    model = tf.keras.Sequential([tf.keras.Input((1,), dtype="int64"), layer])
+    assert "in a file" not in _shown(model)
+    layer(np.arange(20_000)[:, None], training=True)
+    counts = tfplugin.summary(layer.table)
+    assert counts.file_rows > 10_000
+    size = f"{counts.bytes / 2**20:,.2f} MB in memory, {counts.row_bytes / 1024:,.2f} KB of it rows"
+    assert f"{size}; {counts.file_rows:,} rows in a file of {counts.file_bytes / 2**20:,.2f} MB" in _shown(model)
+
+
 def test_best_weights_and_files_would_lack_rows_that_no_layer_holds(both_kerases, tmp_path):
     keras = both_kerases
     table = tfplugin.get_kv_variable("user", embedding_dim=4)

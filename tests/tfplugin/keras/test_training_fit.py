@@ -306,6 +306,47 @@ def test_a_layer_has_an_optimizer_of_its_own(both_kerases):
         _assert_same_fit(models)
 
 
+@pytest.mark.parametrize("as_wrapper", [False, True])
+def test_an_optimizer_of_a_layer_that_scales_a_loss(make, as_wrapper):
+    k3 = tf.keras.optimizers
+    for own, way_out in (
+        (k3.LossScaleOptimizer(k3.SGD(0.1)), "Give the layer the SGD that is in it"),
+        (k3.SGD(0.1, loss_scale_factor=64.0), "Leave out loss_scale_factor=64.0"),
+    ):
+        table = make(1, "own", initializer=0.5)
+        layer = held(tf.keras, table)
+        layer.optimizer = tfplugin.OptimizerWrapper(own) if as_wrapper else own
+        model = tf.keras.Sequential([tf.keras.Input((1,), dtype="int64"), layer, tf.keras.layers.Flatten()])
+        for plain in (k3.SGD(0.1), k3.SGD(0.1, loss_scale_factor=64.0)):
+            with pytest.raises(ValueError, match=f"'own:0': the optimizer of its layer, .* is never given.*{way_out}"):
+                model.compile(plain, "mse")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([[1]], tf.int64)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        with pytest.raises(ValueError, match=f"'own:0': the optimizer of its layer, .* is never given.*{way_out}"):
+            k3.SGD(0.1).apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        assert table.sparse_read([1]).numpy().tolist() == [[0.5]]
+
+
+def test_an_optimizer_of_a_layer_of_tf_keras_is_given_gradients_scaled_back():
+    models = pair(tf_keras).compile(lambda: tf_keras.optimizers.SGD(0.1))
+    models.embedding.optimizer = tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD(0.1))
+    _assert_same_fit(models)
+
+
+@pytest.mark.parametrize("scaled", ["", "fixed", "dynamic", "in the model's"])
+def test_a_layer_and_its_model_have_one_optimizer(scaled):
+    k3 = tf.keras.optimizers
+    one = k3.Adam(0.05, loss_scale_factor=64.0 if scaled == "fixed" else None)
+    whole = k3.LossScaleOptimizer(one) if scaled in ("dynamic", "in the model's") else one
+    models = pair(tf.keras)
+    models.embedding.optimizer = one if scaled == "in the model's" else whole
+    models.ours.compile(whole, "mse")
+    models.dense.compile(k3.Adam(0.05), "mse")
+    _assert_same_fit(models)
+    assert int(one.iterations) == 2 * len(DATA)
+
+
 def test_a_model_of_one_table_that_has_an_optimizer_of_its_own(both_kerases, make, rows_of):
     keras = both_kerases
     layer = held(keras, make(1, "only", initializer=0.5))
