@@ -27,7 +27,16 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, Finding, Origin, TableReader
 from kvtools.dialects.location import locate
 from kvtools.dialects.options import OpenOptions, Progress
-from kvtools.dialects.schema import ExtraSchema, TableSchema, VariableSchema, are_initial_values, numpy_dtype, row_bytes
+from kvtools.dialects.schema import (
+    ROW_EXTRAS,
+    ExtraSchema,
+    TableSchema,
+    VariableSchema,
+    are_initial_values,
+    numpy_dtype,
+    part_of_row_extra,
+    row_bytes,
+)
 from kvtools.dialects.tfplugin import NAME as TFPLUGIN
 from kvtools.dialects.tfplugin import PART_RECORDS, part_prefix, part_records
 from kvtools.dialects.writing import WriteOptions
@@ -187,8 +196,9 @@ class FoldedTable(TableReader):
         """Return an extra array; see `TableReader.extra`."""
         if name in self._small:
             return self._small[name]
-        if name.startswith(_SCORES):
-            return self._scores(int(name.removeprefix(_SCORES)))
+        part = part_of_row_extra(name)
+        if part is not None:
+            return self._of_rows(name, part)
         return self._holder(name).extra(name)
 
     def check(self) -> Iterator[Finding]:
@@ -217,25 +227,25 @@ class FoldedTable(TableReader):
         found += [extra for extra in self.sources[-1].schema.extras if extra.name.startswith(_FILTERS)]
         if self._same_parts:
             for part, rows in enumerate(part_rows):
-                name = f"{_SCORES}{part}"
-                if all(any(extra.name == name for extra in source.schema.extras) for source in self.sources):
-                    found.append(ExtraSchema(name, "uint64", (rows,)))
+                for name in (f"{start}{part}" for start in ROW_EXTRAS):
+                    if all(any(extra.name == name for extra in source.schema.extras) for source in self.sources):
+                        found.append(ExtraSchema(name, "uint64", (rows,)))
         return tuple(found)
 
-    def _scores(self, part: int) -> Array:
-        """Return the scores of the rows of a part, in their order here."""
+    def _of_rows(self, name: str, part: int) -> Array:
+        """Return the numbers that an extra has for the rows of a part, in their order here."""
         parts, merged = self.sources[0].parts, self._merged
         runs = [source * parts + part for source in range(len(self.sources))]
-        scores = row_numbers(sum(merged.schema.part_rows[run] for run in runs), memory=self._memory).view(np.uint64)
+        numbers = row_numbers(sum(merged.schema.part_rows[run] for run in runs), memory=self._memory).view(np.uint64)
         at = 0
         for source, run in zip(self.sources, runs, strict=True):
-            of_source = source.extra(f"{_SCORES}{part}")
+            of_source = source.extra(name)
             for start in range(0, len(of_source), _KEY_ROWS):
                 some = of_source[start : start + _KEY_ROWS]
                 kept = some[merged.mask.get(run, start, len(some))]
-                scores[at : at + len(kept)] = kept
+                numbers[at : at + len(kept)] = kept
                 at += len(kept)
-        return scores
+        return numbers
 
     @cached_property
     def _small(self) -> Mapping[str, Array]:

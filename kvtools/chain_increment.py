@@ -24,7 +24,7 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.location import locate
 from kvtools.dialects.options import DEFAULT_MEMORY, OpenOptions, Progress
-from kvtools.dialects.schema import ExtraSchema, row_bytes
+from kvtools.dialects.schema import ROW_EXTRAS, ExtraSchema, part_of_row_extra, row_bytes
 from kvtools.dialects.tfplugin import NAME as TFPLUGIN
 from kvtools.dialects.tfplugin import PART_RECORDS, part_prefix, part_records
 from kvtools.dialects.writing import WriteOptions
@@ -36,7 +36,6 @@ from kvtools.row_mask import RowMask
 from kvtools.table_view import MaskedTable
 
 _KEY_ROWS = 1 << 18
-_SCORES = "eviction_scores_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +64,10 @@ class IncrementTable(MaskedTable):
         self.removed = removed
         self.born = tuple(born)
         schema = self.schema
-        extras = [e for e in schema.extras if not e.name.startswith(_SCORES) and e.name != "deleted_keys"]
-        for part, rows in enumerate(schema.part_rows):
-            if any(extra.name == f"{_SCORES}{part}" for extra in schema.extras):
-                extras.append(ExtraSchema(f"{_SCORES}{part}", "uint64", (rows,)))
+        extras = [e for e in schema.extras if not e.name.startswith(ROW_EXTRAS) and e.name != "deleted_keys"]
+        for extra in schema.extras:
+            if (part := part_of_row_extra(extra.name)) is not None:
+                extras.append(ExtraSchema(extra.name, "uint64", (schema.part_rows[part],)))
         extras.append(ExtraSchema("deleted_keys", schema.key_dtype, removed.shape))
         metadata = {**schema.metadata, "increment": True}
         if schema.dialect == TFPLUGIN:
@@ -80,10 +79,11 @@ class IncrementTable(MaskedTable):
         if name == "deleted_keys":
             return self.removed
         array = self.source.extra(name)
-        if name.startswith(_SCORES):
-            kept: Array = array[self.mask.get(int(name.removeprefix(_SCORES)), 0, len(array))]
-            return kept
-        return array
+        part = part_of_row_extra(name)
+        if part is None:
+            return array
+        kept: Array = array[self.mask.get(part, 0, len(array))]
+        return kept
 
 
 def increment_of(
@@ -100,7 +100,7 @@ def increment_of(
     back = match_rows(_keys(before), _keys(after), (before.rows, after.rows), memory=memory)
     removed = _taken_keys(before, back < 0)
     del back
-    scores_before, scores_after = _all_scores(before), _all_scores(after)
+    ranks = [(_all(start, before), _all(start, after)) for start in ROW_EXTRAS]
     mask = RowMask(after.schema.part_rows, memory=memory)
     born = [0] * after.parts
     changed = row = done = 0
@@ -113,8 +113,9 @@ def increment_of(
             order = there[np.argsort(of[there], kind="stable")]
             was = before.take(of[order], ALL_COLUMNS)
             differs = _different(was, chunk.take(order))
-            if scores_before is not None and scores_after is not None:
-                differs |= scores_before[of[order]] != scores_after[row + order]
+            for rank, later in ranks:
+                if rank is not None and later is not None:
+                    differs |= rank[of[order]] != later[row + order]
             kept = of < 0
             born[part] += int(np.count_nonzero(kept))
             changed += int(np.count_nonzero(differs))
@@ -252,11 +253,13 @@ def _taken_keys(table: TableReader, wanted: Array) -> Array:
     return np.concatenate(taken)
 
 
-def _all_scores(table: TableReader) -> Array | None:
-    """Return the eviction scores of all rows, in their order; None where a table has none."""
-    if not has_scores(table.schema):
+def _all(start: str, table: TableReader) -> Array | None:
+    """Return a number for each row, in their order, from the extras whose names begin so; None where a table has
+    none."""
+    names = [f"{start}{part}" for part in range(table.parts)]
+    if not {extra.name for extra in table.schema.extras}.issuperset(names):
         return None
-    return np.concatenate([table.extra(f"{_SCORES}{part}") for part in range(table.parts)])
+    return np.concatenate([table.extra(name) for name in names])
 
 
 def _different(one: Chunk, other: Chunk) -> npt.NDArray[np.bool_]:

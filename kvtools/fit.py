@@ -14,6 +14,7 @@ from kvtools.dialects.dialect import Dialect, Holds
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.schema import (
     INITIAL_VALUES,
+    ROW_EXTRAS,
     ExtraSchema,
     SlotSchema,
     TableSchema,
@@ -26,10 +27,8 @@ from kvtools.dialects.schema import (
 from kvtools.errors import BadInputError
 from kvtools.quantized_rows import inexact, stored_row_bytes
 
-#: What the names of extras with a number for each row begin with.
-ROW_EXTRA = "eviction_scores"
 _ROW_LOSS = (
-    f"{ROW_EXTRA.replace('_', ' ')}: they are not carried along; a variable with a max_capacity that restores the table"
+    "eviction scores: they are not carried along; a variable with a max_capacity that restores the table"
     " starts from its frequencies or versions"
 )
 _PART_EXTRA = "admission_filter"
@@ -178,13 +177,13 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
     freq_dtype = _counter_type(source.freq_dtype, holds.freq_dtypes, "frequencies", losses, changes)
     version_dtype, unit = _version_type(source, holds.version_dtypes, holds.version_units, losses, changes)
     wanted = source.parts if parts is None else parts
-    by_row = [extra for extra in source.extras if extra.name.startswith(ROW_EXTRA)]
+    by_row = [extra for extra in source.extras if extra.name.startswith(ROW_EXTRAS)]
     # Written as training would write it: what is of a part stays with it, as long as the parts are the same.
     whole = _PART_RECORDS in source.metadata and wanted == source.parts
     whole = whole and holds.metadata is not None and _PART_RECORDS in holds.metadata
     if by_row and not whole:
         losses.append(_ROW_LOSS)
-    of_parts = [e for e in source.extras if whole and e.name.startswith((ROW_EXTRA, _PART_EXTRA))]
+    of_parts = [e for e in source.extras if whole and e.name.startswith((*ROW_EXTRAS, _PART_EXTRA))]
     others = [extra for extra in source.extras if extra not in by_row and extra not in of_parts]
     extras = (*_extras(others, holds, wanted, losses), *of_parts)
     # New rows are copied from these: they are of the rows' type.
@@ -246,7 +245,7 @@ def as_rows_of(fitted: Fit, dialect: Dialect, rows_as: str | None) -> Fit:
 
 def without_row_extras(fitted: Fit) -> Fit:
     """Return the fit of a table whose rows do not stay in their order: what has a number for each row is left out."""
-    kept = tuple(extra for extra in fitted.schema.extras if not extra.name.startswith(ROW_EXTRA))
+    kept = tuple(extra for extra in fitted.schema.extras if not extra.name.startswith(ROW_EXTRAS))
     if len(kept) == len(fitted.schema.extras):
         return fitted
     schema = dataclasses.replace(fitted.schema, extras=kept)

@@ -29,7 +29,15 @@ from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.detect import dialect_named
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import Progress
-from kvtools.dialects.schema import DEFAULT_ROW, SlotSchema, TableSchema, VariableSchema, numpy_dtype
+from kvtools.dialects.schema import (
+    DEFAULT_ROW,
+    ROW_EXTRAS,
+    SlotSchema,
+    TableSchema,
+    VariableSchema,
+    numpy_dtype,
+    part_of_row_extra,
+)
 from kvtools.dialects.snapshot import NAME as SNAPSHOT
 from kvtools.dialects.tfplugin import NAME as TFPLUGIN
 from kvtools.dialects.tfplugin import PART_RECORDS, part_records
@@ -51,7 +59,6 @@ DuplicatesRule = Literal["last", "first", "sum", "error"]
 Kind = Literal["nan", "duplicates", "orphans"]
 
 _KEY_ROWS = 1 << 18
-_SCORES = "eviction_scores_"
 _BANNED = "blacklist"
 _NUMBERS = Columns(values=True, slots=True)
 _BY_READING = ("slot-keys", "partition-offset", "wrong-bucket")
@@ -513,10 +520,9 @@ class _MergedParts(MergedTable):
 
 
 def _with_scores(schema: TableSchema) -> TableSchema:
+    rows = schema.part_rows
     extras = tuple(
-        dataclasses.replace(extra, shape=(schema.part_rows[int(extra.name.removeprefix(_SCORES))],))
-        if extra.name.startswith(_SCORES)
-        else extra
+        extra if (part := part_of_row_extra(extra.name)) is None else dataclasses.replace(extra, shape=(rows[part],))
         for extra in schema.extras
     )
     return dataclasses.replace(schema, extras=extras)
@@ -524,9 +530,10 @@ def _with_scores(schema: TableSchema) -> TableSchema:
 
 def _scores_of(source: TableReader, mask: RowMask, name: str) -> Array:
     array = source.extra(name)
-    if not name.startswith(_SCORES):
+    part = part_of_row_extra(name)
+    if part is None:
         return array
-    kept: Array = array[mask.get(int(name.removeprefix(_SCORES)), 0, len(array))]
+    kept: Array = array[mask.get(part, 0, len(array))]
     return kept
 
 
@@ -547,7 +554,7 @@ class RoutedTable(TableView):
             owner[at : at + len(chunk)] = owners(chunk.keys, parts, rule)
             at += len(chunk)
         counts = np.bincount(owner, minlength=parts)
-        extras = tuple(extra for extra in source.schema.extras if not extra.name.startswith(_SCORES))
+        extras = tuple(extra for extra in source.schema.extras if not extra.name.startswith(ROW_EXTRAS))
         super().__init__(source, dataclasses.replace(source.schema, part_rows=tuple(counts.tolist()), extras=extras))
         self._order = np.argsort(owner, kind="stable")
 

@@ -18,6 +18,7 @@ from tfplugin.optimizers import OptimizerWrapper, apply_in_backward, explain
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.policy_file import PolicyFile, policy
 from tfplugin.restore_tables import restore_tables
+from tfplugin.spilling import spill_in
 from tfplugin.telemetry import TensorBoardHook, gradient_norms, summary, survey, tensorboard_callback, watch_gradients
 from tfplugin.tensorflow_hooks import install, uninstall
 from tfplugin.training_mode import inference_mode
@@ -43,6 +44,7 @@ __all__ = [
     "policies",
     "policy",
     "restore_tables",
+    "spill_in",
     "summary",
     "survey",
     "tensorboard_callback",

@@ -31,6 +31,7 @@ from tfplugin.keras_builds import check_built
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.keras_models import _listed, _looked_up_elsewhere, held_by, is_shard, is_table
 from tfplugin.optimizers.inner_optimizer import innermost
+from tfplugin.spilling import naming_the_way_out
 from tfplugin.table_files import FOLDER, SavedTables
 from tfplugin.wrapped_method import wrap_method
 
@@ -557,6 +558,17 @@ def _load_saved_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -
     return model
 
 
+def _telling_of_spills(load: Callable[..., Any]) -> Callable[..., Any]:
+    """The same; where a table has no folder here for its file, Keras says so at the end of pages."""
+
+    def loaded(original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
+        what = f"Loading '{file}'" if isinstance(file, (str, os.PathLike)) else "Loading the model"
+        with naming_the_way_out(what):
+            return load(original, file, *args, **kwargs)
+
+    return loaded
+
+
 # ---- Installing ------------------------------------------------------------------------------------------------------
 
 _HDF5 = [
@@ -594,7 +606,8 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
             module = importlib.import_module(name)
             for function, replacement in functions:
                 if function in vars(module):
-                    yield wrap_method(module, function, replacement)
+                    loads = function.lstrip("_").startswith("load")
+                    yield wrap_method(module, function, _telling_of_spills(replacement) if loads else replacement)
 
 
 _hooks = KerasHooks(_changes)

@@ -40,7 +40,7 @@ from tfplugin.row_expiry import RowExpiry
 from tfplugin.row_slots import RowSlots
 from tfplugin.scatter import Scatter
 from tfplugin.slots import SlotSpec, slots_json
-from tfplugin.spilling import checked_spill
+from tfplugin.spilling import checked_spill, naming_the_way_out
 
 VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
@@ -715,7 +715,8 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
                 f"Key-value variable '{self.name}' cannot be deep-copied, as it is one of a graph or of several ranks: "
                 "save and restore it instead."
             )
-        with tf.device(self._handle.device):
+        what = f"Copying key-value variable '{self.name}'"
+        with naming_the_way_out(what), tf.device(self._handle.device):
             copied = KvVariable(
                 self._name,
                 self.dim,

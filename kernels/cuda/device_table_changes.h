@@ -102,6 +102,7 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
     std::vector<uint32_t> freqs;
     std::vector<uint32_t> versions;
     std::vector<uint64_t> scores;
+    std::vector<uint64_t> orders;
     std::vector<char> contents;
   };
 
@@ -146,8 +147,8 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
 
   // Reads the next rows, which may be none.
   void ReadInside() {
-    // Columns of so many rows, each on a multiple of 16 bytes: contents, scores, keys, and the others.
-    const int64_t row_bytes = layout_.row_bytes + 8 + KeyBytes() + 3 * 4;
+    // Columns of so many rows, each on a multiple of 16 bytes: contents, scores, orders, keys, and the others.
+    const int64_t row_bytes = layout_.row_bytes + 2 * 8 + KeyBytes() + 3 * 4;
     const int64_t bytes = std::min(kReadBytes, memory_->limit() / 8);
     const int64_t most = std::max(int64_t{64}, bytes / row_bytes / 64 * 64);
     const Block block = table_->Allocate(Count(most * row_bytes), MemoryPlace::kDevice, "an export");
@@ -160,6 +161,7 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
     char* const contents = next(layout_.row_bytes);
     DeviceExporter::Buffers out;
     out.scores = reinterpret_cast<uint64_t*>(next(8));
+    out.orders = reinterpret_cast<uint64_t*>(next(8));
     out.keys = next(KeyBytes());
     out.freqs = reinterpret_cast<uint32_t*>(next(4));
     out.versions = reinterpret_cast<uint32_t*>(next(4));
@@ -179,6 +181,7 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
     fetch(&rows.freqs, out.freqs, 1);
     fetch(&rows.versions, out.versions, 1);
     fetch(&rows.scores, out.scores, 1);
+    fetch(&rows.orders, out.orders, 1);
     fetch(&rows.contents, contents, Count(layout_.row_bytes));
     std::vector<uint32_t> births;
     if (changed_) fetch(&births, born, 1);
@@ -211,6 +214,7 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
     copy(out.freqs, rows.freqs.data(), 4);
     copy(out.versions, rows.versions.data(), 4);
     copy(out.scores, rows.scores.data(), 8);
+    copy(out.orders, rows.orders.data(), 8);
     for (size_t c = 0; c < columns.size(); ++c) {
       char* to = static_cast<char*>(out.columns[c].data);
       const char* from = rows.contents.data() + next_ * layout_.row_bytes + columns[c].offset;

@@ -64,7 +64,7 @@ int64_t DeviceTableImpl<Device>::ListRows(const ExportedRows& wanted, uint64_t f
                  ListBody{index_, rows_, wanted.predicate, wanted.changed.has_value(),
                           wanted.changed.value_or(ChangedSince()), first_hash, last_hash, first_home,
                           last_home, static_cast<uint32_t>(room), count, numbers(), out.keys, narrow_,
-                          out.freqs, out.versions, out.scores});
+                          out.freqs, out.versions, out.scores, out.orders});
   return ReadCount();
 }
 

@@ -160,7 +160,7 @@ class DeviceTableImpl : public DeviceTable {
   int64_t ZeroedRows() override;
 
   void Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in, const uint32_t* freqs,
-              const uint32_t* versions, const uint64_t* scores, DeviceStream stream) override;
+              const uint32_t* versions, const RanksIn& ranks, DeviceStream stream) override;
 
   int64_t EvictedCount() const override;
 
@@ -173,6 +173,10 @@ class DeviceTableImpl : public DeviceTable {
   void SetEpoch(uint32_t epoch) override {
     std::lock_guard<std::mutex> hold(mutex_);
     evictor_.SetEpoch(epoch);
+  }
+  uint32_t epoch() const override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return evictor_.epoch();
   }
 
   uint32_t Now() const override { return ages_.Now(); }

@@ -91,7 +91,7 @@ void DeviceTableImpl<Device>::Combine(const DeviceKeys& keys, const void* operan
 
 template <class Device>
 void DeviceTableImpl<Device>::Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in,
-                                     const uint32_t* freqs, const uint32_t* versions, const uint64_t* scores,
+                                     const uint32_t* freqs, const uint32_t* versions, const RanksIn& ranks,
                                      DeviceStream stream) {
   CheckBatch(keys.n);
   const BatchOperation operation(this, keys, stream);
@@ -109,9 +109,9 @@ void DeviceTableImpl<Device>::Import(const DeviceKeys& keys, const std::vector<C
     if (column.column == 0) MarkZeros(keys.n, claims, column.data);
   }
   if (!evictor_.is_bounded()) return;
-  const bool by_age = options_.eviction == Eviction::kCustom && scores == nullptr;
+  const bool by_age = options_.eviction == Eviction::kCustom && ranks.scores == nullptr;
   evictor_.Import(&device_, by_age ? Claim(keys, true) : claims, numbers(), Count(keys.n), freqs, versions,
-                  scores);
+                  ranks);
   Evict(keys, true, nullptr);
 }
 

@@ -310,7 +310,8 @@ struct TakeVictimsBody {
   }
 };
 
-// Of the rows that are close the lowest. A warp has one after the other. Where there are more than there is
+// Of the rows that are close the lowest; of equal ranks, which rows of several parts may have, those that come first.
+// A warp has one after the other. Where there are more than there is
 // room for, it finds them on the list.
 struct TakeCloseBody {
   EvictionView view;
@@ -329,7 +330,8 @@ struct TakeCloseBody {
       uint32_t before = 0;
       for (uint32_t i = lanes.lane(); i < n; i += Lanes::kCount) {
         const DeviceRank other = view.RankOf(from[i]);
-        if (IsClose(other) && other.Bare() < rank.Bare()) ++before;
+        if (!IsClose(other)) continue;
+        if (other.Bare() < rank.Bare() || (i < at && !(rank.Bare() < other.Bare()))) ++before;
       }
       before = lanes.Sum(before);
       if (lanes.lane() == 0 && before < words->left) victims.rows[FetchAdd(&words->victims, 1u)] = from[at];

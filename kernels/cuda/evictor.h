@@ -66,6 +66,7 @@ class Evictor {
     }
     epoch_ = epoch;
   }
+  uint32_t epoch() const { return epoch_; }
   void RequireCustom() const {
     if (!is_bounded() || eviction_ != Eviction::kCustom) {
       ThrowWrongPolicy("takes no scores", "custom eviction to set them");
@@ -116,10 +117,14 @@ class Evictor {
   }
 
   void Import(Device* device, const BatchClaims& claims, const uint32_t* numbers, uint64_t n,
-              const uint32_t* freqs, const uint32_t* versions, const uint64_t* scores) {
-    device->Launch(n, ImportRanksBody{ranked(), claims, numbers, n, eviction_, freqs, versions, scores,
-                                      epoch_, next_order_});
-    next_order_ += n;
+              const uint32_t* freqs, const uint32_t* versions, const RanksIn& ranks) {
+    device->Launch(n, ImportRanksBody{ranked(), claims, numbers, n, eviction_, freqs, versions, ranks, epoch_,
+                                      next_order_});
+    if (ranks.scores == nullptr || ranks.orders == nullptr) {
+      next_order_ += n;
+    } else {
+      next_order_ = std::max(next_order_, ImportedOrder(ranks.highest_order) + 1);
+    }
     device->Fill(&words()->own, 0, sizeof(uint32_t));
   }
 

@@ -41,6 +41,7 @@ struct ListBody {
   uint32_t* freqs;
   uint32_t* versions;
   uint64_t* scores;
+  uint64_t* orders;
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
@@ -68,6 +69,7 @@ struct ListBody {
         if (freqs != nullptr) freqs[n] = rows.StampOf(row)->frequency;
         if (versions != nullptr) versions[n] = rows.StampOf(row)->version;
         if (scores != nullptr) scores[n] = ScoreOf(rows, row);
+        if (orders != nullptr) orders[n] = OrderOf(rows, row);
         if (changed.born != nullptr) changed.born[n] = rows.changes.eras[row].born;
       }
       at = index.After(at);

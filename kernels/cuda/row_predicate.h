@@ -13,6 +13,10 @@ KVTABLE_HOST_DEVICE inline uint64_t ScoreOf(const DeviceRows& rows, uint32_t row
   return rows.ranks.ranks == nullptr ? 0 : rows.ranks.ranks[row].score;
 }
 
+KVTABLE_HOST_DEVICE inline uint64_t OrderOf(const DeviceRows& rows, uint32_t row) {
+  return rows.ranks.ranks == nullptr ? 0 : rows.ranks.ranks[row].Bare().order;
+}
+
 KVTABLE_HOST_DEVICE inline bool Holds(const RowPredicate& predicate, const DeviceRows& rows, uint64_t key,
                                       uint32_t row) {
   const DeviceStamp stamp = *rows.StampOf(row);

@@ -7,8 +7,8 @@
 
 namespace kvtable {
 
-// A row's place among all: by score, then by order, which is unique. In a row's entry two flags lie above the
-// order; without them it is what is compared.
+// A row's place among all: by score, then by order, as eviction/rank.h has it. In a row's entry two flags lie above
+// the order; without them it is what is compared.
 struct alignas(16) DeviceRank {
   static constexpr uint64_t kUnlisted = uint64_t{1} << 63;  // not in the list of the lowest (evict_kernels.h)
   static constexpr uint64_t kOwn = uint64_t{1} << 62;       // of the present batch (kCustom only)

@@ -16,6 +16,7 @@
 #include "batch_keys.h"
 #include "device_index.h"
 #include "eviction/eviction_score.h"
+#include "eviction/rank.h"
 #include "row_ranks.h"
 
 namespace kvtable {
@@ -176,7 +177,7 @@ struct ImportRanksBody {
   Eviction eviction;
   const uint32_t* freqs;     // (n), or null: zeros
   const uint32_t* versions;  // (n), or null: zeros
-  const uint64_t* scores;    // (n), or null
+  RanksIn given;
   uint32_t epoch;
   uint64_t first_order;
 
@@ -186,19 +187,19 @@ struct ImportRanksBody {
     const uint32_t row = i < n ? numbers[i] : kNoRow;
     DeviceRank to{0, first_order + i};
     if (row != kNoRow) {
-      if (scores != nullptr) {
-        to.score = scores[i];
+      if (given.scores != nullptr) {
+        to.score = given.scores[i];
+        if (given.orders != nullptr) to.order = ImportedOrder(given.orders[i]);
       } else if (eviction != Eviction::kCustom) {
         to.score = ImportedScore(eviction, freqs == nullptr ? 0 : freqs[i],
                                  versions == nullptr ? 0 : versions[i], epoch);
       }
       // What is touched from now on is later than all that was imported.
-      if (eviction == Eviction::kLru && LoadRelaxed(&rows.words->clock) < to.score) {
-        RaiseTo(&rows.words->clock, to.score);
-      }
+      const uint64_t time = TimeOf(eviction, to.score);
+      if (LoadRelaxed(&rows.words->clock) < time) RaiseTo(&rows.words->clock, time);
     }
     bool counts = row != kNoRow && claims.Counts(row, static_cast<uint32_t>(i));
-    if (counts && eviction == Eviction::kCustom && scores == nullptr) {
+    if (counts && eviction == Eviction::kCustom && given.scores == nullptr) {
       counts = !rows.ranks.ranks[row].IsRanked();
     }
     rows.Set(lanes, counts, row, to);

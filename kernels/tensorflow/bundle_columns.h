@@ -9,7 +9,7 @@ namespace kvtools {
 // The layout that is written, and the newest that is read: docs/checkpoint-layout.md.
 inline constexpr int64_t kCheckpointLayout = 1;
 
-// Keys, stamps and scores are vectors, which `width` 0 says.
+// Keys, stamps, scores and orders are vectors, which `width` 0 says.
 inline tensorflow::TensorShape ColumnShape(int64_t n, int64_t width) {
   return width == 0 ? tensorflow::TensorShape({n}) : tensorflow::TensorShape({n, width});
 }

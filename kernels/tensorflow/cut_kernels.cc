@@ -92,6 +92,7 @@ class CutOp : public TableKernel {
     cut.is_increment = since != kNone;
     ExpireBeforeSave(open->config(), open->table.get(), open->threads);
     cut.step = open->table->Now();
+    cut.epoch = open->table->epoch();
     cut.draws = open->resource->draws();
     AddCounts(open->config(), *open->table, &cut.more);  // before the rows
     kvtable::MomentOptions options;
@@ -189,6 +190,7 @@ class SaveCutOp : public Kernel {
       saved.schema = std::move(cuts[i].schema);
       saved.is_increment = cuts[i].is_increment;
       saved.step = cuts[i].step;
+      saved.epoch = cuts[i].epoch;
       saved.draws = cuts[i].draws;
       saved.more = std::move(cuts[i].more);
       saved.counts = &counts[i];

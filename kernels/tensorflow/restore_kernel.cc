@@ -162,6 +162,7 @@ class RestoreOp : public Kernel {
                         const std::vector<SavedPart>& saved, tf::BundleReader* reader, bool with_counts,
                         kvtable::Table* table, kvtable::ParallelFor* threads) const {
     TakeStep(saved, table);
+    TakeEpoch(saved, table);
     const bool same_parts = static_cast<int64_t>(saved.size()) == parts_;
     RowsIn rows_in(config, where, LargestPart(saved).slots, table);
     rows_in.own_part = part_;
@@ -195,6 +196,14 @@ class RestoreOp : public Kernel {
     if (!CountsSteps(*table)) return;
     for (const SavedPart& part : saved) {
       if (part.step && *part.step > table->Now()) table->SetStep(*part.step);
+    }
+  }
+
+  // The epoch of the touches to come.
+  static void TakeEpoch(const std::vector<SavedPart>& saved, kvtable::Table* table) {
+    if (table->max_capacity() == 0 || !HasEpochs(table->eviction())) return;
+    for (const SavedPart& part : saved) {
+      if (part.epoch && *part.epoch > table->epoch()) table->SetEpoch(*part.epoch);
     }
   }
 

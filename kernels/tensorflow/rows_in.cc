@@ -41,11 +41,12 @@ std::vector<Chunk> Spread(const std::vector<Chunk>& chunks, int places) {
 
 }  // namespace
 
-// A part that is being read: its columns in the order keys, freqs, versions, scores (those that there are),
+// A part that is being read: its columns in the order keys, freqs, versions, scores, orders (those that there are),
 // values, slots.
 struct RowsIn::Part {
   const SavedPart* saved;
   bool with_scores = false;
+  bool with_orders = false;
   std::vector<std::unique_ptr<ColumnReader>> columns;
 };
 
@@ -92,6 +93,7 @@ void RowsIn::Add(const SavedPart& saved, DataFiles* files) {
   // Scores of another kind are of no use here: the table starts from stamps then.
   part->with_scores =
       config_.max_capacity > 0 && saved.has_scores && saved.eviction == EvictionName(config_.eviction);
+  part->with_orders = part->with_scores && saved.has_orders;
   const auto add = [&](const std::string& column) {
     part->columns.push_back(std::make_unique<ColumnReader>(where_, &saved.columns.at(column), files));
   };
@@ -100,6 +102,7 @@ void RowsIn::Add(const SavedPart& saved, DataFiles* files) {
   if (saved.has_freqs) add("-freqs");
   if (saved.has_versions) add("-versions");
   if (part->with_scores) add("-scores");
+  if (part->with_orders) add("-orders");
   add("-values");
   for (const kvtable::SlotSpec& slot : slots_) add("-slot-" + slot.name);
   parts_.push_back(std::move(part));
@@ -217,8 +220,9 @@ absl::Status RowsIn::ReadChunk(const Chunk& chunk, char* buffer, int64_t number,
   };
   const uint32_t* const freqs = stamps(part.saved->has_freqs);
   const uint32_t* versions = stamps(part.saved->has_versions);
-  const uint64_t* const scores =
-      part.with_scores ? reinterpret_cast<const uint64_t*>(columns[at++]) : nullptr;
+  kvtable::RanksIn ranks;
+  if (part.with_scores) ranks.scores = reinterpret_cast<const uint64_t*>(columns[at++]);
+  if (part.with_orders) ranks.orders = reinterpret_cast<const uint64_t*>(columns[at++]);
   std::vector<kvtable::ColumnIn> in = {{0, columns[at++], config_.dim}};
   for (size_t s = 0; s < slots_.size(); ++s) {
     in.push_back({static_cast<int>(s) + 1, columns[at++], slots_[s].width});
@@ -230,7 +234,7 @@ absl::Status RowsIn::ReadChunk(const Chunk& chunk, char* buffer, int64_t number,
     versions = now.data();
   }
   if (!turns->Wait(number)) return absl::OkStatus();
-  table_->Import(columns[0], rows, in, freqs, versions, scores, *threads);
+  table_->Import(columns[0], rows, in, freqs, versions, ranks, *threads);
   turns->Done();
   return absl::OkStatus();
 }

@@ -91,6 +91,7 @@ class SaveOp : public Kernel {
         return absl::OkStatus();
       }));
       saved.step = table->Now();
+      saved.epoch = table->epoch();
       saved.draws = resource->draws();
       names_.Name(i, &saved);
       saved.schema = table->schema();

@@ -51,9 +51,11 @@ class PartReader {
     part_->has_freqs = Has("-freqs");
     part_->has_versions = Has("-versions");
     part_->has_scores = Has("-scores");
+    part_->has_orders = Has("-orders");
     if (part_->has_freqs) TF_RETURN_IF_ERROR(CheckColumn("-freqs", tf::DT_UINT32, 0));
     if (part_->has_versions) TF_RETURN_IF_ERROR(CheckColumn("-versions", tf::DT_UINT32, 0));
     if (part_->has_scores) TF_RETURN_IF_ERROR(CheckColumn("-scores", tf::DT_UINT64, 0));
+    if (part_->has_orders) TF_RETURN_IF_ERROR(CheckColumn("-orders", tf::DT_UINT64, 0));
     for (const kvtable::SlotSpec& slot : part_->slots) {
       TF_RETURN_IF_ERROR(CheckColumn("-slot-" + slot.name, config_.value_dtype, slot.width));
     }
@@ -110,12 +112,17 @@ class PartReader {
       const Json& policies = meta.At("policies");
       if (policies.Has("eviction")) part_->eviction = policies.String("eviction");
       if (policies.Has("admission")) part_->admission = AdmissionFromJson(policies.At("admission"));
-      if (policies.Has("step")) {
-        const uint64_t step = policies.Uint("step");
-        if (step > UINT32_MAX) return Bad("-kvmeta", "is of step ", step);
-        part_->step = static_cast<uint32_t>(step);
-      }
+      TF_RETURN_IF_ERROR(ReadNumber(policies, "step", &part_->step));
+      TF_RETURN_IF_ERROR(ReadNumber(policies, "epoch", &part_->epoch));
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadNumber(const Json& of, const std::string& name, std::optional<uint32_t>* number) const {
+    if (!of.Has(name)) return absl::OkStatus();
+    const uint64_t found = of.Uint(name);
+    if (found > UINT32_MAX) return Bad("-kvmeta", "is of ", name, " ", found);
+    *number = static_cast<uint32_t>(found);
     return absl::OkStatus();
   }
 

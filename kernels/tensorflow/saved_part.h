@@ -23,9 +23,11 @@ struct SavedPart {
   int64_t rows = 0;
   bool has_freqs = false;
   bool has_versions = false;
-  // Scores and what they are, where the table was bounded.
+  // Scores and what they are, where the table was bounded; and the orders of equal ones.
   bool has_scores = false;
+  bool has_orders = false;
   std::string eviction;
+  std::optional<uint32_t> epoch;  // of the table, where it evicted by epochs
   // The step of the table, where versions are steps; otherwise they are seconds.
   std::optional<uint32_t> step;
   // How many batches had drawn random numbers, where it says so.

@@ -20,6 +20,7 @@ struct Cut {
   kvtable::RowSchema schema;
   bool is_increment = false;
   uint32_t step = 0;   // of the table, just before
+  uint32_t epoch = 0;  // then
   uint64_t draws = 0;  // of the resource, then
   std::vector<std::pair<std::string, tensorflow::Tensor>>
       more;                                     // tensors that go with it, as SavedTable::more

@@ -33,6 +33,10 @@ kvtable::Eviction EvictionNamed(const std::string& name) {
   throw std::invalid_argument("unknown eviction '" + name + "'");
 }
 
+bool HasEpochs(kvtable::Eviction eviction) {
+  return eviction == kvtable::Eviction::kEpochLru || eviction == kvtable::Eviction::kEpochLfu;
+}
+
 std::vector<kvtable::SlotSpec> SlotsFromJson(const Json& array) {
   constexpr int64_t kMaxWidth = int64_t{1} << 24;  // the table engine's
   std::vector<kvtable::SlotSpec> slots;

@@ -14,6 +14,9 @@ namespace kvtools {
 std::string EvictionName(kvtable::Eviction eviction);
 kvtable::Eviction EvictionNamed(const std::string& name);
 
+// Whether SetEpoch is for such tables.
+bool HasEpochs(kvtable::Eviction eviction);
+
 // These throw std::invalid_argument naming what is missing, of another type, or out of range.
 std::vector<kvtable::SlotSpec> SlotsFromJson(const Json& array);
 kvtable::Initializer InitializerFromJson(const Json& object);

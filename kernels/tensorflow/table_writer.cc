@@ -45,8 +45,9 @@ std::string PoliciesOf(const SavedTable& saved) {
   }
   if (table.max_capacity() > 0) {
     fields = "\"max_capacity\": " + std::to_string(table.max_capacity()) +
-             ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + (fields.empty() ? "" : ", ") +
-             fields;
+             ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) +
+             (HasEpochs(table.eviction()) ? ", \"epoch\": " + std::to_string(saved.epoch) : "") +
+             (fields.empty() ? "" : ", ") + fields;
   }
   return fields.empty() ? "" : ", \"policies\": {" + fields + "}";
 }
@@ -93,8 +94,11 @@ class RowsOf {
     for (const kvtable::SlotSpec& slot : saved_.schema.slots) {
       Add("-slot-" + slot.name, config.value_dtype, slot.width);
     }
-    has_scores_ = saved_.table->max_capacity() > 0;
-    if (has_scores_) Add("-scores", tf::DT_UINT64, 0);
+    has_ranks_ = saved_.table->max_capacity() > 0;
+    if (has_ranks_) {
+      Add("-scores", tf::DT_UINT64, 0);
+      Add("-orders", tf::DT_UINT64, 0);
+    }
     return absl::OkStatus();
   }
 
@@ -201,7 +205,10 @@ class RowsOf {
         out.columns.push_back(
             {static_cast<int>(c), at(3 + c), columns_[3 + c].width, saved_.schema.generation});
       }
-      if (has_scores_) out.scores = reinterpret_cast<uint64_t*>(at(columns.size() - 1));
+      if (has_ranks_) {
+        out.scores = reinterpret_cast<uint64_t*>(at(columns.size() - 2));
+        out.orders = reinterpret_cast<uint64_t*>(at(columns.size() - 1));
+      }
       const int64_t got = n < room ? saved_.exporter->Next(room - n, out, *threads) : 0;
       if (got == 0) return n;
       n += got;
@@ -212,7 +219,7 @@ class RowsOf {
   BundleFiles* const files_;
   std::vector<Column> columns_;
   int64_t row_bytes_ = 0;
-  bool has_scores_ = false;
+  bool has_ranks_ = false;
   std::mutex one_taker_;  // of an exporter that is not concurrent
   std::mutex mutex_;      // guards what follows, and the end of the exporter
   int takers_ = 0;

@@ -36,6 +36,7 @@ struct SavedTable {
   bool concurrent = false;
   bool is_increment = false;      // the exporter gives what changed
   uint32_t step = 0;              // of the table, before the export began; where it counts steps
+  uint32_t epoch = 0;             // of the table, then; where it evicts by epochs
   uint64_t draws = 0;             // of the resource, then
   SavedCounts* counts = nullptr;  // filled in; may be null
   std::string more_meta;          // behind the other members of kvmeta: `, "name": value`

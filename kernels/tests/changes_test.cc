@@ -73,9 +73,9 @@ void AMomentIsOneMoment(int64_t max_capacity, bool spilled = false) {
     std::vector<uint32_t> numbers;
     for (const auto& [key, row] : rows) {
       if (key >= kCount) continue;
-      for (size_t j = 4; j < row.size(); ++j) CHECK(row[j] == row[4]);
+      for (size_t j = 5; j < row.size(); ++j) CHECK(row[j] == row[5]);
       float number;
-      std::memcpy(&number, &row[4], sizeof(number));
+      std::memcpy(&number, &row[5], sizeof(number));
       numbers.push_back(static_cast<uint32_t>(number));
     }
     CHECK(i % 2 == 1 || numbers.size() == kCount);

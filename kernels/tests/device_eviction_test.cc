@@ -99,8 +99,9 @@ struct Shape {
 template <class Key>
 class Both {
  public:
-  Both(KeyType key_type, const Shape& shape, bool misleading = false) : shape_(shape), dim_(shape.dim) {
-    TableOptions cpu;
+  Both(KeyType key_type, const Shape& shape, bool misleading = false)
+      : shape_(shape), dim_(shape.dim), misleading_(misleading) {
+    TableOptions& cpu = cpu_options_;
     cpu.key_type = key_type;
     cpu.dim = dim_;
     cpu.initializer = Starts();
@@ -110,7 +111,7 @@ class Both {
     cpu.eviction = shape.eviction;
     cpu.clock = [this] { return now_; };
     cpu_ = Table::Create(cpu);
-    DeviceTableOptions device;
+    DeviceTableOptions& device = device_options_;
     device.name = "bounded";
     device.key_type = key_type;
     device.dim = dim_;
@@ -122,8 +123,10 @@ class Both {
     device_ = MakeTable(device, misleading);
   }
 
-  void Run(uint64_t seed, int rounds) {
+  // `restores`: now and then one of the two is made anew of what the other gives, and goes on.
+  void Run(uint64_t seed, int rounds, bool restores = false) {
     state_ = seed;
+    restores_ = restores;
     Fill();
     for (int round = 0; round < rounds; ++round) {
       // Time stands still, goes on, or back.
@@ -131,6 +134,7 @@ class Both {
       if (Next(20) == 0) now_ -= 1000000;
       Step(static_cast<uint32_t>(round));
       if (round % 4 == 0 || shape_.capacity < 100) Compare();
+      if (restores && round % 5 == 2) RestoreOne(round % 2 == 0);
     }
     Compare();
   }
@@ -153,7 +157,38 @@ class Both {
     const Rows rows = CpuRows();
     CHECK(DeviceRows() == rows);
     CHECK(device_->Size() == static_cast<int64_t>(rows.size()) && device_->Size() <= shape_.capacity);
-    CHECK(device_->EvictedCount() == cpu_->EvictedCount());
+    CHECK(device_evicted_ + device_->EvictedCount() == cpu_evicted_ + cpu_->EvictedCount());
+  }
+
+  // Rows come in another order than they went.
+  void RestoreOne(bool of_cpu) {
+    now_ += 100000000;  // later than any batch: the clock is not among what is exported
+    Chunk chunk(dim_);
+    const std::vector<ColumnIn> in = {{0, chunk.values.data(), dim_}, {1, chunk.slots.data(), dim_}};
+    if (of_cpu) {
+      cpu_evicted_ += cpu_->EvictedCount();
+      cpu_ = Table::Create(cpu_options_);
+      const auto out = chunk.template To<DeviceExporter::Buffers>(dim_);
+      const auto exporter = device_->Export({});
+      for (int64_t n; (n = exporter->Next(Chunk::kRows, out, nullptr)) > 0;) {
+        cpu_->Import(chunk.keys.data(), n, in, chunk.freqs.data(), chunk.versions.data(),
+                     {chunk.scores.data(), chunk.orders.data()}, Pool());
+      }
+      if (HasEpochs(shape_.eviction)) cpu_->SetEpoch(epoch_);
+      return;
+    }
+    device_evicted_ += device_->EvictedCount();
+    device_ = MakeTable(device_options_, misleading_);
+    const auto out = chunk.template To<Exporter::Buffers>(dim_);
+    const auto exporter = cpu_->Export();
+    for (int64_t n; (n = exporter->Next(Chunk::kRows, out, Serial())) > 0;) {
+      RanksIn ranks(chunk.scores.data(), chunk.orders.data());
+      ranks.highest_order = *std::max_element(chunk.orders.begin(), chunk.orders.begin() + n);
+      device_->Import({chunk.keys.data(), n, true}, in, chunk.freqs.data(), chunk.versions.data(), ranks,
+                      nullptr);
+      Finish();
+    }
+    if (HasEpochs(shape_.eviction)) device_->SetEpoch(epoch_);
   }
 
   // Up to the capacity, with scores of all kinds.
@@ -195,7 +230,9 @@ class Both {
 
   Array<uint64_t> Scores(size_t n) {
     Array<uint64_t> scores(n);
-    for (uint64_t& score : scores) score = Next(10) == 0 ? UINT64_MAX - Next(2) : Next(6) << (Next(2) * 40);
+    for (uint64_t& score : scores) {
+      score = Next(10) == 0 && !restores_ ? UINT64_MAX - Next(2) : Next(6) << (Next(2) * 40);
+    }
     return scores;
   }
 
@@ -306,9 +343,9 @@ class Both {
           device_->SetScores(batch, scores.data(), nullptr);
         }
         if (HasEpochs(shape_.eviction)) {
-          const uint32_t epoch = round / 8 + static_cast<uint32_t>(Next(2));
-          cpu_->SetEpoch(epoch);
-          device_->SetEpoch(epoch);
+          epoch_ = round / 8 + static_cast<uint32_t>(Next(2));
+          cpu_->SetEpoch(epoch_);
+          device_->SetEpoch(epoch_);
         }
         break;
       case 11: {
@@ -401,6 +438,7 @@ class Both {
           freqs(kRows),
           versions(kRows),
           scores(kRows),
+          orders(kRows),
           values(kRows * dim),
           slots(kRows * dim) {}
     template <class Buffers>
@@ -410,6 +448,7 @@ class Both {
       out.freqs = freqs.data();
       out.versions = versions.data();
       out.scores = scores.data();
+      out.orders = orders.data();
       out.columns = {{0, values.data(), dim}, {1, slots.data(), dim}};
       return out;
     }
@@ -426,6 +465,7 @@ class Both {
     Array<uint32_t> freqs;
     Array<uint32_t> versions;
     Array<uint64_t> scores;
+    Array<uint64_t> orders;
     Array<float> values;
     Array<float> slots;
   };
@@ -450,6 +490,13 @@ class Both {
 
   const Shape shape_;
   const int64_t dim_;
+  const bool misleading_;
+  TableOptions cpu_options_;
+  DeviceTableOptions device_options_;
+  bool restores_ = false;
+  uint32_t epoch_ = 0;
+  int64_t cpu_evicted_ = 0;  // by the tables before
+  int64_t device_evicted_ = 0;
   uint64_t state_ = 0;
   uint64_t now_ = uint64_t{1700000000} * 1000000;
   std::unique_ptr<Table> cpu_;
@@ -485,6 +532,26 @@ class Alone {
   }
   std::unique_ptr<DeviceTable> table;
 };
+
+// Rows of several parts may have one rank.
+void OfEqualRanksNoMoreGoThanMust() {
+  for (const Eviction eviction : kEvictions) {
+    Alone alone(eviction, 500);
+    Array<int64_t> keys;
+    for (int64_t key = 0; key < 500; ++key) keys.push_back(key);
+    const Array<float> rows(1000);
+    const Array<uint64_t> scores(500, 7);
+    const Array<uint64_t> orders(500, 3);
+    RanksIn ranks(scores.data(), orders.data());
+    ranks.highest_order = 3;
+    alone.table->Import({keys.data(), 500, true}, {{0, rows.data(), 2}}, nullptr, nullptr, ranks, nullptr);
+    for (int64_t i = 0; i < 10; ++i) {
+      alone.Touch(1000 + 7 * i, 1007 + 7 * i);
+      CHECK(alone.table->Size() == 500 && alone.table->EvictedCount() == 7 * (i + 1));
+      CHECK(alone.Has(1006 + 7 * i));
+    }
+  }
+}
 
 void ATableWithoutABoundKeepsNoRanks() {
   Alone bounded(Eviction::kLru, 1000000);
@@ -590,7 +657,10 @@ int main(int argc, char** argv) {
     Both<uint64_t>(KeyType::kUint64, {eviction, 3000, 4, 40, 40000}).Run(++seed << 20, 2 * rounds);
     Both<int64_t>(KeyType::kInt64, {eviction, 1, 2, 30, 20}).Run(++seed << 20, rounds);
     Both<int64_t>(KeyType::kInt64, {eviction, 2000, 1, 100, 9000}, true).Run(++seed << 20, 2 * rounds);
+    Both<int64_t>(KeyType::kInt64, {eviction, 700, 2, 200, 2000}).Run(++seed << 20, rounds, true);
+    Both<int32_t>(KeyType::kInt32, {eviction, 60, 1, 20, 300}, true).Run(++seed << 20, 2 * rounds, true);
   }
+  OfEqualRanksNoMoreGoThanMust();
   ATableWithoutABoundKeepsNoRanks();
   OnceThereIsRoomNothingIsAllocated();
 #if !defined(KVTABLE_TEST_CUDA)

@@ -49,8 +49,9 @@ void ReadInto(Exporter* exporter, const RowSchema& schema, int64_t chunk, Parall
   std::vector<uint32_t> freqs(keys.size());
   std::vector<uint32_t> versions(keys.size());
   std::vector<uint64_t> scores(keys.size());
+  std::vector<uint64_t> orders(keys.size());
   std::vector<std::vector<float>> columns;
-  Exporter::Buffers out{keys.data(), freqs.data(), versions.data(), scores.data(), {}};
+  Exporter::Buffers out{keys.data(), freqs.data(), versions.data(), scores.data(), orders.data(), {}};
   std::vector<int64_t> widths = {kDim};
   for (const SlotSpec& slot : schema.slots) widths.push_back(slot.width);
   for (size_t c = 0; c < widths.size(); ++c) {
@@ -60,7 +61,7 @@ void ReadInto(Exporter* exporter, const RowSchema& schema, int64_t chunk, Parall
   for (int64_t n; (n = exporter->Next(chunk, out, threads)) > 0; between()) {
     for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
       std::vector<uint32_t> row = {freqs[i], versions[i], static_cast<uint32_t>(scores[i]),
-                                   static_cast<uint32_t>(scores[i] >> 32)};
+                                   static_cast<uint32_t>(scores[i] >> 32), static_cast<uint32_t>(orders[i])};
       for (size_t c = 0; c < widths.size(); ++c) {
         const size_t width = static_cast<size_t>(widths[c]);
         for (size_t j = 0; j < width; ++j) row.push_back(Bits(columns[c][i * width + j]));

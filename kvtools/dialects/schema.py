@@ -30,8 +30,8 @@ class ExtraSchema:
     The names that dialects share: "initial_values" [M, dim] (new rows are copied from it), "initial_values_<part>"
     (where a part has others than that), "blacklist" (keys that are never stored), "filtered_keys" / "filtered_freqs" /
     "filtered_versions" (keys seen, not yet admitted), "deleted_keys" (of an increment: keys to remove),
-    "eviction_scores_<part>" (of a table with a capacity: a number for each row, in the order of the rows as they are
-    stored: it holds for this file only, and no writer takes it).
+    "eviction_scores_<part>" and "eviction_orders_<part>" (of a table with a capacity: a number for each row, in the
+    order of the rows as they are stored: it holds for this file only, and no writer takes it).
     """
 
     name: str
@@ -132,6 +132,20 @@ def are_initial_values(name: str) -> bool:
     (True, False)
     """
     return name == INITIAL_VALUES or part_of_initial_values(name) is not None
+
+
+#: What the names of extras with a number for each row of a part, which follows, begin with.
+ROW_EXTRAS = ("eviction_scores_", "eviction_orders_")
+
+
+def part_of_row_extra(name: str) -> int | None:
+    """Return the part of whose rows an extra array has a number each; None for others.
+
+    >>> part_of_row_extra("eviction_scores_3"), part_of_row_extra("blacklist")
+    (3, None)
+    """
+    start = next((start for start in ROW_EXTRAS if name.startswith(start)), None)
+    return None if start is None else int(name.removeprefix(start))
 
 
 def has_values_dtype(name: str) -> bool:

@@ -56,11 +56,11 @@ RECORD_TENSOR = "_KVTOOLS_CHAIN"
 
 _META = "-kvmeta"
 _SLOT = "-slot-"
-_SCORES = "-scores"
+_RANKS = {"eviction_scores_": "-scores", "eviction_orders_": "-orders"}
 _REMOVED = "-removed"
 _PENDING = {"filtered_keys": "-pending_keys", "filtered_freqs": "-pending_counts"}
 _FILTER = "-pending_filter"
-_OF_PART = ("eviction_scores_", "admission_filter_")
+_OF_PART = {**_RANKS, "admission_filter_": _FILTER}
 """What the names of extras begin with that are of one part, which follows, and stay with it."""
 _COUNTERS = ("uint32",)
 _PART_FIELDS = frozenset({"layout", "name", "part", "parts", "key_dtype", "value_dtype", "dim", "slots"})
@@ -230,7 +230,17 @@ def _slot_tensors(bundle: Bundle) -> dict[str, list[str]]:
 
 def _tensors_of(bundle: Bundle, prefix: str, slot_tensors: Mapping[str, Sequence[str]]) -> set[str]:
     """Return the tensors that there are of a part, be it one that cannot be opened."""
-    suffixes = ("-keys", "-values", "-freqs", "-versions", "-init", _SCORES, _REMOVED, *_PENDING.values(), _FILTER)
+    suffixes = (
+        "-keys",
+        "-values",
+        "-freqs",
+        "-versions",
+        "-init",
+        *_RANKS.values(),
+        _REMOVED,
+        *_PENDING.values(),
+        _FILTER,
+    )
     names = {prefix + suffix for suffix in (_META, *suffixes)}
     return {name for name in names if name in bundle} | set(slot_tensors.get(prefix, ()))
 
@@ -274,9 +284,10 @@ def _open_table(
     initial = f"{max(zip(metas, parts, strict=True), key=lambda pair: pair[1].rows)[0].prefix}-init"
     extras: dict[str, Column] = {"initial_values": bundle.tensor(initial)} if initial in bundle else {}
     for meta, part in zip(metas, parts, strict=True):
-        if meta.prefix + _SCORES in bundle:
-            extras[f"eviction_scores_{meta.part}"] = _scores(bundle, doing, meta, part.rows)
-            used.add(meta.prefix + _SCORES)
+        for extra, suffix in _RANKS.items():
+            if meta.prefix + suffix in bundle:
+                extras[f"{extra}{meta.part}"] = _ranks(bundle, doing, meta, suffix, part.rows)
+                used.add(meta.prefix + suffix)
         if meta.prefix + _FILTER in bundle:
             extras[f"admission_filter_{meta.part}"] = bundle_column(bundle, doing, meta.prefix + _FILTER, ("uint8",))
             used.add(meta.prefix + _FILTER)
@@ -345,9 +356,10 @@ def _version_unit(record: Mapping[str, Any]) -> VersionUnit:
     return "steps" if "steps" in (of_policies, record.get("versions")) else "seconds"
 
 
-def _scores(bundle: Bundle, doing: str, meta: PartMeta, rows: int) -> BundleTensor:
-    """Return the scores of a part that has a capacity: a variable that restores it goes by them, nothing else does."""
-    tensor = bundle.tensor(meta.prefix + _SCORES)
+def _ranks(bundle: Bundle, doing: str, meta: PartMeta, suffix: str, rows: int) -> BundleTensor:
+    """Return the scores of a part that has a capacity, or the orders of equal ones: a variable that restores it goes by
+    them, nothing else does."""
+    tensor = bundle.tensor(meta.prefix + suffix)
     if tensor.dtype.name != "uint64" or tensor.shape != (rows,):
         raise CorruptFileError(
             f"{doing}: tensor '{tensor.name}' is {tensor.dtype.name} {list(tensor.shape)}, expected uint64 [{rows}],"
@@ -461,7 +473,7 @@ class _TableWriter(BundleTableWriter):
         kind = next((start for start in _OF_PART if name.startswith(start)), None)
         if kind is not None:
             prefix = part_prefix(self._schema, int(name.removeprefix(kind)))
-            self.bundle.array(prefix + (_SCORES if kind == _OF_PART[0] else _FILTER), array)
+            self.bundle.array(prefix + _OF_PART[kind], array)
         elif name == "deleted_keys":
             self._list(_REMOVED, self._as_keys(name, array), None)
         elif name == "filtered_keys":

@@ -40,6 +40,7 @@ def table_of(
     scores = np.array(columns[4], np.uint64)[order]
     owner = owner[order]
     extras: dict[str, Any] = {f"eviction_scores_{part}": scores[owner == part] for part in range(parts)}
+    extras |= {f"eviction_orders_{part}": scores[owner == part] + 100 for part in range(parts)}
     if pending is not None:
         extras["filtered_keys"] = np.array(list(pending), np.int64)
         extras["filtered_freqs"] = np.array(list(pending.values()), np.uint32)
@@ -67,6 +68,8 @@ def rows_of(table: TableReader) -> Rows:
     found: Rows = {}
     for part in range(table.parts):
         scores = table.extra(f"eviction_scores_{part}").tolist() if f"eviction_scores_{part}" in names else None
+        if scores is not None:
+            assert table.extra(f"eviction_orders_{part}").tolist() == [score + 100 for score in scores]
         at = 0
         for chunk in table.chunks(ALL_COLUMNS, part=part):
             assert chunk.values is not None and chunk.freqs is not None and chunk.versions is not None

@@ -258,6 +258,7 @@ def test_scores_of_the_rows_that_stay_are_kept(tmp_path: Path) -> None:
     mended = open_checkpoint(tmp_path / "mended").table("emb")
     assert done.tables[0].dropped == 1 and done.account.lossless
     assert [mended.extra(f"eviction_scores_{part}").tolist() for part in range(2)] == [[10, 12, 14], [11, 15]]
+    assert [mended.extra(f"eviction_orders_{part}").tolist() for part in range(2)] == [[110, 112, 114], [111, 115]]
     assert mended.extra("filtered_keys").tolist() == [70]
 
 

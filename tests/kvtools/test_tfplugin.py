@@ -151,12 +151,14 @@ def test_scores_of_a_table_with_a_capacity_are_shown_and_named_as_lost(
     tensors = table_tensors(sample, parts, policies={"max_capacity": 50, "eviction": "lru"})
     for name in [name for name in tensors if name.endswith("-keys")]:
         tensors[name.replace("-keys", "-scores")] = np.arange(len(tensors[name]), dtype=np.uint64)
+        tensors[name.replace("-keys", "-orders")] = np.arange(len(tensors[name]), dtype=np.uint64) + 1
     path = save_plain(tmp_path / "a", tensors)
     checkpoint = open_checkpoint(path)
     table = checkpoint.table("emb")
     check(table, sample, parts)
     assert checkpoint.variables == ()
-    assert [extra.name for extra in table.schema.extras] == [f"eviction_scores_{part}" for part in range(parts)]
+    kept = [f"eviction_{what}_{part}" for part in range(parts) for what in ("scores", "orders")]
+    assert [extra.name for extra in table.schema.extras] == kept
     assert table.schema.metadata["policies"] == {"max_capacity": 50, "eviction": "lru"}
     assert verify(str(path)).count("error") == 0
 
@@ -172,9 +174,10 @@ def test_scores_of_a_table_with_a_capacity_are_shown_and_named_as_lost(
 def test_scores_that_do_not_fit_the_keys(
     save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path, scores: np.ndarray
 ) -> None:
-    tensors = table_tensors(make_sample("emb", rows=40)) | {"emb-scores": scores}
-    with pytest.raises(CorruptFileError, match=r"'emb-scores'.*expected uint64 \[40\]"):
-        open_checkpoint(save_plain(tmp_path / "a", tensors))
+    tensors = table_tensors(make_sample("emb", rows=40))
+    for number, column in enumerate(("emb-scores", "emb-orders")):
+        with pytest.raises(CorruptFileError, match=rf"'{column}'.*expected uint64 \[40\]"):
+            open_checkpoint(save_plain(tmp_path / str(number), tensors | {column: scores}))
 
 
 def test_damaged_scores_are_found(save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path) -> None:

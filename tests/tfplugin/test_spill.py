@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import tfplugin
+import tfplugin.keras
+import tfplugin.tf_keras
 
 DIM, KEYS = 4, 3000
 #: Memory for some 500 rows with two slots.
@@ -242,3 +248,83 @@ def test_memory_of_the_process_stays_where_it_was_bounded(tmp_path):
         table.upsert(np.arange(begin, begin + 10_000), values)
     beside = int(table.memory().numpy()[2:4].sum())  # index and columns
     assert resident() - before < bound + beside + (16 << 20)
+
+
+# ---- Models on a machine that has not the folder ----
+
+
+def spilled_model(keras, layers, folder):
+    layer = layers.Embedding(DIM, name="ad", combiner="sum", max_memory=FEW, spill=str(folder))
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layer])
+    model.compile("adam", "mse")
+    model.fit(np.arange(KEYS).reshape(-1, 2), np.ones((KEYS // 2, DIM)), batch_size=300, verbose=0)
+    return model
+
+
+def loaded(keras, path):
+    return keras.models.load_model(path)
+
+
+KERASES = pytest.mark.parametrize(
+    ("keras", "layers", "suffix"),
+    [(keras, tfplugin.keras, ".keras"), (tf_keras, tfplugin.tf_keras, ".keras"), (tf_keras, tfplugin.tf_keras, ".h5")],
+    ids=["keras", "tf_keras", "h5"],
+)
+
+
+@KERASES
+@pytest.mark.parametrize("load", [loaded, lambda keras, path: pickle.loads(path.with_suffix(".pickle").read_bytes())])
+def test_a_model_without_its_folder_says_so_in_a_line_and_takes_another(keras, layers, suffix, load, tmp_path):
+    gone, other, path = tmp_path / "gone", tmp_path / "other", tmp_path / f"m{suffix}"
+    gone.mkdir()
+    other.mkdir()
+    model = spilled_model(keras, layers, gone)
+    model.save(path)
+    path.with_suffix(".pickle").write_bytes(pickle.dumps(model))
+    rows = contents(model.get_layer("ad").table)
+    gone.rmdir()
+    with pytest.raises(ValueError, match="'ad' cannot keep rows in its spill folder") as caught:
+        load(keras, path)
+    assert len(str(caught.value)) < 700 and f"'{gone}': No such file or directory. " in str(caught.value)
+    assert "with tfplugin.spill_in('/another/folder'):" in str(caught.value)
+    for folder in (other, None):
+        with tfplugin.spill_in(folder):
+            again = load(keras, path)
+        table = again.get_layer("ad").table
+        assert contents(table) == rows
+        assert (table.spill, table.max_memory) == ((str(other), FEW) if folder else (None, None))
+        assert (int(table.memory()[-2]) > 1000) == (folder is not None)
+        assert again.get_layer("ad").get_config()["spill"] == table.spill
+        again.save(tmp_path / f"again{suffix}")
+        loaded(keras, tmp_path / f"again{suffix}")
+
+
+def test_a_copy_without_its_folder_says_so_and_takes_another(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    table = tf.get_kv_variable("ad", DIM, max_memory=FEW, spill=gone)
+    fill(table)
+    model = spilled_model(keras, tfplugin.keras, gone)
+    gone.rmdir()
+    for what, held in ((table, lambda copied: copied), (model, lambda copied: copied.get_layer("ad").table)):
+        with pytest.raises(ValueError, match=r"tfplugin\.spill_in"):
+            copy.deepcopy(what)
+        with tfplugin.spill_in(tmp_path):
+            copied = copy.deepcopy(what)
+        assert held(copied).spill == str(tmp_path)
+        assert contents(held(copied)) == contents(held(what))
+
+
+def test_a_folder_for_all_is_that_of_tables_with_a_bound_on_this_thread(tmp_path):
+    with tfplugin.spill_in(tmp_path):
+        assert tf.get_kv_variable("a", DIM).spill is None
+        assert tf.get_kv_variable("b", DIM, max_memory=FEW, spill="/gone").spill == str(tmp_path)
+        with tfplugin.spill_in(None):
+            assert tf.get_kv_variable("c", DIM, max_memory=FEW, spill="/gone").max_memory is None
+        with pytest.raises(ValueError, match="give spill="):
+            tf.get_kv_variable("d", DIM, max_memory=FEW)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'/gone'"):
+        tf.get_kv_variable("e", DIM, max_memory=FEW, spill="/gone")
+    for wrong in ("", 3):
+        with pytest.raises((ValueError, TypeError)), tfplugin.spill_in(wrong):
+            pass

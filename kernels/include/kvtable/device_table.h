@@ -175,6 +175,7 @@ class DeviceExporter {
     uint32_t* freqs = nullptr;     // (n)
     uint32_t* versions = nullptr;  // (n)
     uint64_t* scores = nullptr;    // (n); zeros where the table is not bounded
+    uint64_t* orders = nullptr;    // (n), likewise: of equal scores the lowest goes first
     std::vector<ColumnOut> columns;
   };
   virtual ~DeviceExporter() = default;
@@ -320,9 +321,9 @@ class DeviceTable {
   virtual int64_t ZeroedRows() = 0;
 
   // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros. A bounded
-  // table takes `scores` along; where they are null, it goes by the stamps, as Table::Import does.
+  // table takes `ranks` along; where they have no scores, it goes by the stamps, as Table::Import does.
   virtual void Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in, const uint32_t* freqs,
-                      const uint32_t* versions, const uint64_t* scores, DeviceStream stream) = 0;
+                      const uint32_t* versions, const RanksIn& ranks, DeviceStream stream) = 0;
 
   // ---- Bounded tables; see kvtable/eviction.h
 
@@ -338,6 +339,7 @@ class DeviceTable {
 
   // The epoch of the operations to come. Throws Error(kFailedPrecondition) unless the table evicts by epochs.
   virtual void SetEpoch(uint32_t epoch) = 0;
+  virtual uint32_t epoch() const = 0;  // 0 where it does not
 
   // ---- Expiry; as Table has it
 

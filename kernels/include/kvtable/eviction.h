@@ -42,6 +42,22 @@ enum class Eviction : uint8_t {
 // Microseconds since 1970, for scores. A table counts on by itself where it stands still or goes back.
 using EvictionClock = std::function<uint64_t()>;
 
+// The ranks of rows that are imported, as an export gave them; of a pointer, their scores alone.
+struct RanksIn {
+  RanksIn(const uint64_t* scores_in = nullptr,
+          const uint64_t* orders_in = nullptr)  // NOLINT(google-explicit-constructor)
+      : scores(scores_in), orders(orders_in) {}
+
+  const uint64_t* scores;  // (n), or null
+  // Of equal scores the lowest goes first: (n), or null: as the rows come, after those that are there. From 1 to
+  // kMostOrder; what is beyond counts as that. Without scores they count for nothing.
+  const uint64_t* orders;
+  uint64_t highest_order =
+      0;  // of a table in device memory, which does not look on the host: none is above it
+
+  static constexpr uint64_t kMostOrder = uint64_t{1} << 60;
+};
+
 // Takes what a batch evicts, values included.
 class EvictedRows {
  public:

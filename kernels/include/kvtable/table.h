@@ -245,6 +245,7 @@ class Exporter {
     uint32_t* freqs = nullptr;     // (n)
     uint32_t* versions = nullptr;  // (n)
     uint64_t* scores = nullptr;    // (n); zeros where the table is not bounded
+    uint64_t* orders = nullptr;    // (n), likewise: of equal scores the lowest goes first
     std::vector<ColumnOut> columns;
   };
   virtual ~Exporter() = default;
@@ -428,10 +429,10 @@ class Table {
   virtual void ForgetChanges(uint64_t upto) = 0;
 
   // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros. A bounded
-  // table takes `scores` along; where they are null, rows start from their versions, as the seconds of their
+  // table takes `ranks` along; where they have no scores, rows start from their versions, as the seconds of their
   // last touch, and their freqs, as counts, in the epoch of the table.
   virtual void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
-                      const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) = 0;
+                      const uint32_t* versions, const RanksIn& ranks, ParallelFor& threads) = 0;
 
   // ---- Bounded tables; see eviction.h
 
@@ -450,6 +451,7 @@ class Table {
 
   // The epoch of the touches to come. Throws Error(kFailedPrecondition) unless the table evicts by epochs.
   virtual void SetEpoch(uint32_t epoch) = 0;
+  virtual uint32_t epoch() const = 0;  // 0 where it does not
 
   // ---- Expiry; see expiry.h, which has Evict and Sweep on top of these
 

@@ -272,17 +272,24 @@ class View : public Table {
   void ForgetChanges(uint64_t upto) override { table_->ForgetChanges(upto); }
 
   void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
-              const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) override {
+              const uint32_t* versions, const RanksIn& ranks, ParallelFor& threads) override {
     InChunks(n, key_bytes_ + RowBytes(in), [&](int64_t begin, int64_t count) {
       Arrays arrays(work_.get(), where_, StreamOf(threads));
       const std::vector<ColumnIn> columns = ColumnsOf(in, begin, count, &arrays);
       const uint32_t* const device_freqs = freqs == nullptr ? nullptr : arrays.In(freqs + begin, count * 4);
       const uint32_t* const device_versions =
           versions == nullptr ? nullptr : arrays.In(versions + begin, count * 4);
-      const uint64_t* const device_scores =
-          scores == nullptr ? nullptr : arrays.In(scores + begin, count * 8);
-      table_->Import(Batch(KeyAt(keys, begin), count, &arrays), columns, device_freqs, device_versions,
-                     device_scores, StreamOf(threads));
+      RanksIn there;
+      if (ranks.scores != nullptr) there.scores = arrays.In(ranks.scores + begin, count * 8);
+      if (ranks.orders != nullptr) {
+        there.orders = arrays.In(ranks.orders + begin, count * 8);
+        there.highest_order = ranks.highest_order;
+        if (where_ == ArraysIn::kHost && count > 0) {
+          there.highest_order = *std::max_element(ranks.orders + begin, ranks.orders + begin + count);
+        }
+      }
+      table_->Import(Batch(KeyAt(keys, begin), count, &arrays), columns, device_freqs, device_versions, there,
+                     StreamOf(threads));
       arrays.Finish();
     });
   }
@@ -290,6 +297,7 @@ class View : public Table {
   // ---- Bounded tables
 
   void SetEpoch(uint32_t epoch) override { table_->SetEpoch(epoch); }
+  uint32_t epoch() const override { return table_->epoch(); }
   int64_t max_capacity() const override { return table_->options().max_capacity; }
   Eviction eviction() const override { return table_->options().eviction; }
   int64_t EvictedCount() const override { return table_->EvictedCount(); }
@@ -578,7 +586,7 @@ class ViewExporter : public Exporter {
   int64_t max_rows() const override { return left_; }
 
   int64_t Next(int64_t capacity, const Buffers& out, ParallelFor& threads) override {
-    const int64_t row_bytes = view_->key_bytes_ + 16 + view_->RowBytes(out.columns);
+    const int64_t row_bytes = view_->key_bytes_ + 24 + view_->RowBytes(out.columns);
     int64_t rows = 0;
     if (held_ == next_held_ && capacity >= kSmallChunk) {
       rows = Read(std::min(capacity, std::max(kSmallChunk, kChunkBytes / row_bytes)), out, threads);
@@ -601,6 +609,7 @@ class ViewExporter : public Exporter {
     device.freqs = arrays.Out(out.freqs, capacity * 4);
     device.versions = arrays.Out(out.versions, capacity * 4);
     device.scores = arrays.Out(out.scores, capacity * 8);
+    device.orders = arrays.Out(out.orders, capacity * 8);
     for (ColumnOut column : out.columns) {
       column.data =
           arrays.Out(static_cast<char*>(column.data), capacity * column.width * view_->element_bytes_);
@@ -622,6 +631,7 @@ class ViewExporter : public Exporter {
     if (out.freqs != nullptr) own.freqs = reinterpret_cast<uint32_t*>(room(&freqs_, 4));
     if (out.versions != nullptr) own.versions = reinterpret_cast<uint32_t*>(room(&versions_, 4));
     if (out.scores != nullptr) own.scores = reinterpret_cast<uint64_t*>(room(&scores_, 8));
+    if (out.orders != nullptr) own.orders = reinterpret_cast<uint64_t*>(room(&orders_, 8));
     columns_.resize(out.columns.size());
     for (size_t c = 0; c < out.columns.size(); ++c) {
       own.columns.push_back(out.columns[c]);
@@ -640,6 +650,7 @@ class ViewExporter : public Exporter {
     copy(out.freqs, freqs_, 4);
     copy(out.versions, versions_, 4);
     copy(out.scores, scores_, 8);
+    copy(out.orders, orders_, 8);
     for (size_t c = 0; c < out.columns.size(); ++c) {
       copy(out.columns[c].data, columns_[c], out.columns[c].width * view_->element_bytes_);
     }
@@ -652,7 +663,7 @@ class ViewExporter : public Exporter {
   // Rows that were read and not yet asked for: [next_held_, held_) of these columns.
   int64_t held_ = 0;
   int64_t next_held_ = 0;
-  std::vector<char> keys_, freqs_, versions_, scores_;
+  std::vector<char> keys_, freqs_, versions_, scores_, orders_;
   std::vector<std::vector<char>> columns_;
 };
 

@@ -54,7 +54,7 @@ class BoundedTable : public Table {
         eviction_(eviction),
         now_(clock ? clock : SystemMicroseconds),
         ranks_(kMaxShards) {
-    rows_->SetRanks({[this](uint64_t position) { return ranks_.Get(position).score; }, &mutex_});
+    rows_->SetRanks({[this](uint64_t position) { return ranks_.Get(position); }, &mutex_});
   }
 
   // ---- As the inner table has it
@@ -166,20 +166,20 @@ class BoundedTable : public Table {
   }
 
   void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
-              const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) override {
+              const uint32_t* versions, const RanksIn& ranks, ParallelFor& threads) override {
     CheckBatch(n);
     rows_->AwaitRoomAside();
     std::lock_guard<std::mutex> hold(mutex_);
-    RankEvenOnFailure(keys, n, threads,
-                      [&] { rows_->Import(keys, n, in, freqs, versions, nullptr, threads); });
+    RankEvenOnFailure(keys, n, threads, [&] { rows_->Import(keys, n, in, freqs, versions, {}, threads); });
     Scratch<uint64_t> positions(static_cast<size_t>(n));
     rows_->Locate(keys, n, positions.data(), threads);
     for (int64_t i = 0; i < n; ++i) {
       const uint64_t position = positions[static_cast<size_t>(i)];
       if (position == kNoPosition) continue;  // the padding key
       Rank& rank = ranks_.At(position);
-      if (scores != nullptr) {
-        rank = {scores[i], next_order_++};
+      if (ranks.scores != nullptr) {
+        rank = {ranks.scores[i], ranks.orders == nullptr ? next_order_ : ImportedOrder(ranks.orders[i])};
+        next_order_ = std::max(next_order_, rank.order + 1);
       } else if (eviction_ != Eviction::kCustom) {
         rank = {ImportedScore(eviction_, freqs == nullptr ? 0 : freqs[i],
                               versions == nullptr ? 0 : versions[i], epoch_),
@@ -187,7 +187,7 @@ class BoundedTable : public Table {
       } else if (rank.order == 0) {
         rank = {0, next_order_++};
       }
-      if (eviction_ == Eviction::kLru) clock_ = std::max(clock_, rank.score);
+      clock_ = std::max(clock_, TimeOf(eviction_, rank.score));
       ranks_.RankChanged(position);
     }
     std::vector<uint64_t> victims;
@@ -255,6 +255,10 @@ class BoundedTable : public Table {
     }
     std::lock_guard<std::mutex> hold(mutex_);
     epoch_ = epoch;
+  }
+  uint32_t epoch() const override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return epoch_;
   }
 
   // ---- Exports and changes: the inner table takes mutex_ where it needs ranks, and between batches for a cut

@@ -67,6 +67,13 @@ KVTABLE_HOST_DEVICE inline constexpr uint64_t TouchedScore(Eviction eviction, ui
   return high | static_cast<uint32_t>(microseconds / kMicroseconds);
 }
 
+// What is known of the time of a row's last touch, in microseconds since 1970: a table's clock goes on from the latest.
+KVTABLE_HOST_DEVICE inline constexpr uint64_t TimeOf(Eviction eviction, uint64_t score) {
+  if (eviction == Eviction::kLru) return score;
+  const bool has_seconds = eviction == Eviction::kLfu || eviction == Eviction::kEpochLru;
+  return has_seconds ? static_cast<uint32_t>(score) * kMicroseconds : 0;
+}
+
 // The score of a row imported without one: of its stamps, the version being its last touch in seconds.
 KVTABLE_HOST_DEVICE inline constexpr uint64_t ImportedScore(Eviction eviction, uint32_t frequency,
                                                             uint32_t version, uint32_t epoch) {

@@ -4,21 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <tuple>
 #include <vector>
 
+#include "eviction/rank.h"
+
 namespace kvtable {
-
-// A row's place among all: the lower goes first. `order` is unique and never 0, so no two rows are equal.
-struct Rank {
-  uint64_t score = 0;
-  uint64_t order = 0;  // 0: no row
-
-  friend bool operator<(const Rank& a, const Rank& b) {
-    return std::tie(a.score, a.order) < std::tie(b.score, b.order);
-  }
-  friend bool operator==(const Rank& a, const Rank& b) { return a.score == b.score && a.order == b.order; }
-};
 
 // Ranks by position (shard << 32 | row), and a heap of the lowest of them.
 //

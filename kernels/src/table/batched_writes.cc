@@ -198,7 +198,7 @@ int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) 
 }
 
 void ShardedTable::Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
-                          const uint32_t* versions, const uint64_t*, ParallelFor& threads) {
+                          const uint32_t* versions, const RanksIn&, ParallelFor& threads) {
   const char* values = nullptr;
   for (const ColumnIn& column : in) {
     if (column.column == 0) values = static_cast<const char*>(column.data);

@@ -45,7 +45,11 @@ int64_t ShardedTable::CopyPickedRange(const uint64_t* picks, int64_t count, int6
       if (out.keys != nullptr) static_cast<Key*>(out.keys)[at] = static_cast<Key>(stamp.key);
       if (out.freqs != nullptr) out.freqs[at] = stamp.frequency;
       if (out.versions != nullptr) out.versions[at] = stamp.version;
-      if (out.scores != nullptr) out.scores[at] = ranks_.score_of ? ranks_.score_of(picks[begin]) : 0;
+      if (out.scores != nullptr || out.orders != nullptr) {
+        const Rank rank = ranks_.rank_of ? ranks_.rank_of(picks[begin]) : Rank();
+        if (out.scores != nullptr) out.scores[at] = rank.score;
+        if (out.orders != nullptr) out.orders[at] = rank.order;
+      }
       for (size_t c = 0; c < columns.size(); ++c) {
         std::memcpy(static_cast<char*>(out.columns[c].data) + at * columns[c].bytes, from + columns[c].offset,
                     static_cast<size_t>(columns[c].bytes));
@@ -83,6 +87,7 @@ int64_t ShardedTable::CopyPicked(const uint64_t* picks, int64_t count, const Exp
       move_down(out.freqs, 4, from, rows);
       move_down(out.versions, 4, from, rows);
       move_down(out.scores, 8, from, rows);
+      move_down(out.orders, 8, from, rows);
       for (const ColumnOut& column : out.columns) {
         move_down(column.data, column.width * element_bytes, from, rows);
       }

@@ -161,8 +161,8 @@ int64_t MomentExporter::CopyRows(const std::vector<uint64_t>& rows, const Buffer
                                  ParallelFor& threads) {
   std::vector<uint64_t> born;
   std::mutex born_mutex;
-  // So that rows and scores are of one moment.
-  const auto batches = table_->HoldBatches(out.scores != nullptr);
+  // So that rows and ranks are of one moment.
+  const auto batches = table_->HoldBatches(out.scores != nullptr || out.orders != nullptr);
   const int64_t copied = table_->CopyPicked(
       rows.data(), static_cast<int64_t>(rows.size()), out, threads, [&](uint64_t shard, uint32_t row) {
         ShardMoment& moment = *shards_[shard];
@@ -199,7 +199,8 @@ void MomentExporter::CopyAsideOf(const std::vector<const AsideRow*>& rows, const
     if (out.keys != nullptr) static_cast<Key*>(out.keys)[i] = static_cast<Key>(row.stamp.key);
     if (out.freqs != nullptr) out.freqs[i] = row.stamp.frequency;
     if (out.versions != nullptr) out.versions[i] = row.stamp.version;
-    if (out.scores != nullptr) out.scores[i] = row.score;
+    if (out.scores != nullptr) out.scores[i] = row.rank.score;
+    if (out.orders != nullptr) out.orders[i] = row.rank.order;
     for (size_t c = 0; c < columns.size(); ++c) {
       std::memcpy(static_cast<char*>(out.columns[c].data) + static_cast<int64_t>(i) * columns[c].bytes,
                   AsideBlock::Bytes(&row) + columns[c].offset, static_cast<size_t>(columns[c].bytes));

@@ -59,8 +59,8 @@ void ShardMoment::PutAside(const RowStore& rows, uint32_t row) {
     read.Run();
     bytes = read.Row(0);
   }
-  const uint64_t score = whole_->score_of ? whole_->score_of(position) : 0;
-  aside_.back()->Add({*rows.StampOf(row), score, Born(row) ? uint64_t{1} : 0}, bytes, rows.row_bytes());
+  const Rank rank = whole_->rank_of ? whole_->rank_of(position) : Rank();
+  aside_.back()->Add({*rows.StampOf(row), rank, Born(row) ? uint64_t{1} : 0}, bytes, rows.row_bytes());
 }
 
 }  // namespace kvtable

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "eviction/rank.h"
 #include "kvtable/table.h"
 #include "memory/huge_pages.h"
 #include "table/row_store.h"
@@ -22,7 +23,7 @@ namespace kvtable {
 // What stands before a row's bytes in a block of rows that were put aside.
 struct AsideRow {
   RowStamp stamp;
-  uint64_t score;
+  Rank rank;
   uint64_t born;  // whether after the version that the export begins from
 };
 
@@ -55,8 +56,8 @@ class AsideBlock {
 // What all shards of an export share.
 struct Moment {
   std::shared_ptr<AsideMemory> memory;
-  // The score of the row at a position; null: the table keeps none.
-  std::function<uint64_t(uint64_t)> score_of;
+  // The rank of the row at a position; null: the table keeps none.
+  std::function<Rank(uint64_t)> rank_of;
   // Set when it was given up because nobody took its rows: then nothing is put aside any more.
   std::atomic<bool> given_up{false};
   // Set when all rows have come, or the exporter goes.

@@ -58,6 +58,7 @@
 #include <vector>
 
 #include "base/always_inline.h"
+#include "eviction/rank.h"
 #include "eviction/row_ages.h"
 #include "kvtable/table.h"
 #include "table/change_log.h"
@@ -141,7 +142,7 @@ class ShardedTable : public Table, public RowsInPlace {
   std::string ChangesLost(uint64_t since) const override;
   void ForgetChanges(uint64_t upto) override;
   void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
-              const uint32_t* versions, const uint64_t*, ParallelFor& threads) override;
+              const uint32_t* versions, const RanksIn&, ParallelFor& threads) override;
 
   int64_t max_capacity() const override { return 0; }
   Eviction eviction() const override { return Eviction::kLru; }
@@ -158,6 +159,7 @@ class ShardedTable : public Table, public RowsInPlace {
     throw Error(ErrorCode::kFailedPrecondition,
                 "The table has no epochs, for it is not bounded. Make it with a max_capacity.");
   }
+  uint32_t epoch() const override { return 0; }
 
   const Expiry& expiry() const override { return ages_.expiry(); }
   uint32_t Now() const override { return ages_.Now(); }
@@ -174,7 +176,7 @@ class ShardedTable : public Table, public RowsInPlace {
   // ---- For a table that keeps scores of this one's rows, and lets in one batch at a time
 
   struct Ranks {
-    std::function<uint64_t(uint64_t)> score_of;  // the row at a position; called by who holds `batches`
+    std::function<Rank(uint64_t)> rank_of;  // of the row at a position; called by who holds `batches`
     std::mutex* batches = nullptr;
   };
   void SetRanks(Ranks ranks) { ranks_ = std::move(ranks); }

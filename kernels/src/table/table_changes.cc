@@ -189,7 +189,7 @@ void ShardedTable::Unwatch(const std::vector<std::unique_ptr<ShardMoment>>& mome
 std::unique_ptr<Exporter> ShardedTable::ExportMoment(const MomentOptions& options) {
   auto moment = std::make_shared<Moment>();
   moment->memory = options.aside != nullptr ? options.aside : std::make_shared<AsideMemory>();
-  moment->score_of = ranks_.score_of;
+  moment->rank_of = ranks_.rank_of;
   moment->memory->NoteProgress();
   const auto moments = std::make_shared<std::vector<std::unique_ptr<ShardMoment>>>();
   for (size_t s = 0; s < shards_.size(); ++s) {

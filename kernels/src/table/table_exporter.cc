@@ -34,8 +34,8 @@ int64_t TableExporter::max_rows() const {
 int64_t TableExporter::Next(int64_t capacity, const Buffers& out, ParallelFor& threads) {
   capacity = std::min(capacity, max_rows());
   if (capacity <= 0) return 0;
-  // So that rows and scores are of one moment.
-  const auto batches = table_->HoldBatches(out.scores != nullptr);
+  // So that rows and ranks are of one moment.
+  const auto batches = table_->HoldBatches(out.scores != nullptr || out.orders != nullptr);
   for (;;) {
     Scratch<uint64_t> picks(static_cast<size_t>(capacity));  // shard << 32 | row
     int64_t count = 0;
