@@ -138,6 +138,8 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         self.parts = parts
         #: The name of the whole variable, of which this may be a part.
         self.partitioned_name = partitioned_name
+        #: What the parts of a table have in common.
+        self._table = object()
         self.kv_initializer = initializer or initializers.default(self.dtype)
         self._read_only = read_only
         #: In a graph: whether the table is there, empty, in every session, so that nobody has to run `initializer`.

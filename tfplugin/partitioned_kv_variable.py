@@ -37,6 +37,8 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
     def __init__(self, name: str, parts: Sequence[KvVariable]) -> None:
         self._name = name
         self._parts = list(parts)
+        for part in self._parts[1:]:
+            part._table = self._parts[0]._table
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import numpy as np
@@ -261,6 +262,70 @@ def _gather(table, wrapper, values):
     for value in values:
         gradient = tf.IndexedSlices(tf.fill([1, 1], value), tf.constant([5], tf.int64))
         wrapper.apply_gradients([(gradient, table)])
+
+
+CLIPPING = {
+    "keras3": lambda: k3.SGD(1.0, clipnorm=0.5),
+    "keras3, scaled": lambda: k3.SGD(1.0, clipnorm=0.5, loss_scale_factor=8.0),
+    "keras3, scaled dynamically": lambda: k3.LossScaleOptimizer(k3.SGD(1.0, clipnorm=0.5)),
+    "keras3, gathering": lambda: k3.SGD(1.0, clipnorm=0.5, gradient_accumulation_steps=2),
+    "tf_keras": lambda: new.SGD(1.0, clipnorm=0.5),
+    "legacy": lambda: legacy.SGD(1.0, clipnorm=0.5),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("optimizer", CLIPPING)
+def test_a_table_in_parts_is_clipped_to_the_norm_of_the_whole(make, rows_of, optimizer, traced):
+    rows = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+
+    def moved(name, partitioner=None):
+        tables = [make(initializer=0.0, name=f"{name}_{i}", partitioner=partitioner) for i in range(2)]
+        dense = tf.Variable([3.0, 4.0])
+        wrapper = tfplugin.OptimizerWrapper(CLIPPING[optimizer]())
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(dense) + sum(
+                    tf.reduce_sum(tf.nn.embedding_lookup(table, np.arange(6)) * rows * (i + 1))
+                    for i, table in enumerate(tables)
+                )
+                loss = wrapper.scale_loss(loss) if hasattr(wrapper, "scale_loss") else loss
+            # A variable without a gradient in between, which optimizers leave out.
+            variables = [*_parts(tables[0]), idle, dense, *_parts(tables[1])]
+            wrapper.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        idle = tf.Variable(1.0)
+        step = tf.function(step) if traced else step
+        for _ in range(2):
+            step()
+        return [dense.numpy(), *(rows_of(table, np.arange(6)) for table in tables)]
+
+    whole = moved("whole")
+    steps = 1 if "gathering" in optimizer else 2
+    for table in whole[1:]:
+        np.testing.assert_allclose(np.linalg.norm(table), 0.5 * steps, rtol=1e-5)
+    for ours, expected in zip(moved("parts", tf.compat.v1.fixed_size_partitioner(3)), whole, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+def _parts(table):
+    return list(getattr(table, "_kv_parts", [table]))
+
+
+def test_parts_of_two_tables_of_one_name_are_clipped_apart(make, rows_of):
+    first = make(initializer=0.0, partitioner=tf.compat.v1.fixed_size_partitioner(2))
+    second = copy.deepcopy(first)
+    assert first.name == second.name
+    gradients = [_row(part.part, value) for value, table in ((3.0, first), (4.0, second)) for part in _parts(table)]
+    parts = [*_parts(first), *_parts(second)]
+    tfplugin.OptimizerWrapper(k3.SGD(1.0, clipnorm=1.0)).apply_gradients(zip(gradients, parts, strict=True))
+    for table in (first, second):
+        np.testing.assert_allclose(np.linalg.norm(rows_of(table, [0, 1])), 1.0, rtol=1e-6)
+
+
+def _row(key, value):
+    return tf.IndexedSlices(tf.fill([1, 4], value), tf.constant([key], tf.int64))
 
 
 @pytest.mark.parametrize("fused", ["auto", False])

@@ -116,6 +116,17 @@ def test_the_optimizers_of_tfplugin_follow_the_dense_twin(name, devices, cls):
     close(table.lookup(KEYS).numpy(), dense.numpy(), 1e-9)
 
 
+def test_clipnorm_is_of_gradients_that_have_been_scaled_back(name, devices):
+    optimizer = tf.keras.optimizers.SGD(1.0, clipnorm=0.5, loss_scale_factor=64.0)
+    wrapped = de.DynamicEmbeddingOptimizer(optimizer)
+    table = de.Variable(dim=2, devices=devices, name=name, initializer=0.0)
+    wrapped.minimize(
+        lambda: tf.reduce_sum(de.embedding_lookup(table, tf.constant([4, 5, 6, 7], tf.int64), name="x")),
+        var_list=[table.get_eager_trainable_by_name("x")],
+    )
+    np.testing.assert_allclose(np.linalg.norm(table.export()[1]), 0.5, rtol=1e-6)
+
+
 @pytest.mark.parametrize("make_optimizer", THREE_KINDS.values(), ids=THREE_KINDS)
 @pytest.mark.parametrize("function", [False, True], ids=["eager", "function"])
 def test_minimize_trains_what_a_named_lookup_reads(name, devices, make_optimizer, function):

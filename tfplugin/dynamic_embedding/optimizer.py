@@ -22,7 +22,6 @@ from tfplugin.dynamic_embedding.trainable import TrainableWrapper
 from tfplugin.dynamic_embedding.variable import Variable
 from tfplugin.ops import raw
 from tfplugin.optimizers import fused as fusing
-from tfplugin.optimizers.generic_update import sum_equal_keys
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.optimizers.wrapper import OptimizerWrapper
 from tfplugin.wrapped_method import weak_method
@@ -96,13 +95,10 @@ def _check_looked_up(pairs: Pairs) -> None:
             )
 
 
-def table_gradients(
-    grads_and_vars: Iterable[tuple[Any, Any]], clipnorm: float | None = None
-) -> tuple[Pairs, list[tuple[Variable, tf.Tensor]]]:
+def table_gradients(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tuple[Variable, tf.Tensor]]]:
     """Gradients in which tables stand for trainables, and the keys that each variable is updated at.
 
-    All lookups of a variable are one update, in which the gradients of equal keys are summed. `clipnorm` is what the
-    optimizer clips the gradient of each variable to, so that it does not clip that of each table.
+    All lookups of a variable are one update, in which the gradients of equal keys are summed.
     """
     pairs: Pairs = []
     of_variable: dict[int, tuple[int, Variable, list[tf.IndexedSlices]]] = {}
@@ -122,9 +118,6 @@ def table_gradients(
     for at, params, slices in of_variable.values():
         if slices:
             keys, rows, where = _joined(slices)
-            if clipnorm and params.shard_num > 1:
-                keys, rows = sum_equal_keys(keys, rows)
-                rows, where = tf.clip_by_norm(rows, clipnorm), None
             for i, gradient in enumerate(_part_gradients(params, keys, rows, where)):
                 pairs[at + i] = (gradient, params.parts[i])
             touched.append((params, keys))
@@ -249,7 +242,7 @@ class _TablesWrapper(OptimizerWrapper):
             )
         _check_looked_up(pairs)
         _note_tables(self._core, (variable for _, variable in pairs))
-        pairs, touched = table_gradients(pairs, getattr(self._core, "clipnorm", None))
+        pairs, touched = table_gradients(pairs)
         applied = super().apply_gradients(pairs, *args, **kwargs)
         graph = not tf.executing_eagerly() and not tf_ops.inside_function()
         ordered = [applied] if graph and isinstance(applied, (tf.Operation, tf.Tensor)) else []

@@ -112,6 +112,8 @@ class ShardedTable(trackable.Trackable):
         for i, table in enumerate(self._tables):
             table.file_name = table_name(name, i, self.shard_num)
         self.parts: list[KvVariable] = [table.kv for table in self._tables if table.kv is not None]
+        for part in self.parts[1:]:
+            part._table = self.parts[0]._table
         self._one = self.parts[0] if self.parts and self.shard_num == 1 and self.names is None else None
         #: Whether one op looks up in all tables.
         one_place = bool(self.parts) and (self.parts[0]._eager or len({part.device for part in self.parts}) == 1)

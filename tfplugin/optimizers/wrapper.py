@@ -14,7 +14,14 @@ from tensorflow.python.trackable import autotrackable
 from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin.kv_variable import KvVariable
-from tfplugin.optimizers import explanation, generic_update, late_variables, parameter_servers, row_averages
+from tfplugin.optimizers import (
+    explanation,
+    generic_update,
+    late_variables,
+    parameter_servers,
+    part_clipping,
+    row_averages,
+)
 from tfplugin.optimizers import fused as fusing
 from tfplugin.optimizers.accumulated_rows import AccumulatedRows
 from tfplugin.optimizers.agreed_step import agreed_step, spread_variables
@@ -184,7 +191,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                     update.stand_for_table()
                     swapped.append((rows, update.value))
             try:
-                with self._updates_intercepted(plans):
+                with self._updates_intercepted(plans, [v for g, v in swapped if g is not None]):
                     return apply(swapped, *args, **kwargs)
             finally:
                 for update in self._updates.values():
@@ -214,8 +221,10 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         return any(getattr(core, name, None) for name in (*names, "gradient_transformers"))
 
     @contextlib.contextmanager
-    def _updates_intercepted(self, plans: dict[KvVariable, Any]) -> Iterator[None]:
+    def _updates_intercepted(self, plans: dict[KvVariable, Any], updated: Sequence[Any]) -> Iterator[None]:
         """Has the optimizer's update of a table's rows go our way. All else it does is its own.
+
+        `updated` are the variables that it is given gradients of, in their order.
 
         The rows are read and written within the update, so that an optimizer that skips a step, as one that scales
         the loss does, skips them, too.
@@ -227,6 +236,13 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
 
         def replace(method: str, ours: Any) -> None:
             patches.enter_context(replaced(core, method, ours))
+
+        def table_of(variable: Any) -> Any:
+            update = by_value.get(id(variable))
+            return None if update is None else update.variable._table
+
+        if getattr(core, "clipnorm", None) and len({v._table for v in plans}) < len(plans):
+            self._clip_parts_as_wholes(replace, table_of, updated)
 
         decay = getattr(core, "_apply_weight_decay", None)
         uses_decay = getattr(core, "_use_weight_decay", None)
@@ -338,6 +354,39 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 replace("_update_step_xla", update_step_xla)
         with patches:
             yield
+
+    def _clip_parts_as_wholes(
+        self, replace: Callable[[str, Any], None], table_of: Callable[[Any], Any], updated: Sequence[Any]
+    ) -> None:
+        """Has ``clipnorm`` be that of a table, whatever its number of parts."""
+        core = self._core
+        if hasattr(core, "_create_all_weights"):  # tf_keras.optimizers.legacy
+            clip_pairs = core._clipnorm_fn
+
+            def clip_of_legacy(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+                gradients, variables = zip(*pairs, strict=True)
+                clipped = part_clipping.clipped_as_wholes(
+                    gradients,
+                    [table_of(v) for v in variables],
+                    lambda whole: [gradient for gradient, _ in clip_pairs([(one, None) for one in whole])],
+                )
+                return list(zip(clipped, variables, strict=True))
+
+            replace("_clipnorm_fn", clip_of_legacy)
+            return
+        stock, given = core._clip_gradients, list(updated)
+        if hasattr(core, "_backend_apply_gradients"):  # Keras 3, which may have left some out by now
+            apply = core._backend_apply_gradients
+
+            def apply_noted(gradients: Any, variables: Any) -> Any:
+                given[:] = variables
+                return apply(gradients, variables)
+
+            replace("_backend_apply_gradients", apply_noted)
+        replace(
+            "_clip_gradients",
+            lambda gradients: part_clipping.clipped_as_wholes(gradients, [table_of(v) for v in given], stock),
+        )
 
     # ---- Slots -----------------------------------------------------------------------------------------------------
 

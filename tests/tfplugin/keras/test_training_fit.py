@@ -113,6 +113,15 @@ def test_ids_that_come_twice_are_clipped_as_keras_clips_them(both_kerases):
         assert_alike(models, IDS)
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_table_in_parts_is_clipped_as_a_dense_embedding(both_kerases, repeated):
+    keras = both_kerases
+    models = pair(keras, _embedding, initial=0.5, parts=3).compile(lambda: keras.optimizers.SGD(0.1, clipnorm=0.02))
+    ours, dense = (list(losses(model, batches(repeated=repeated))) for model in models.models)
+    np.testing.assert_allclose(ours, dense, rtol=1e-5)
+    assert_alike(models, IDS)
+
+
 @pytest.mark.parametrize("how", [{"run_eagerly": True}, {"steps_per_execution": 3}], ids=str)
 def test_ways_to_run_a_step(both_kerases, how):
     _assert_same_fit(pair(both_kerases).compile(_adam(both_kerases), **how))
