@@ -87,6 +87,26 @@ def gather_many(
     return rows
 
 
+def gather_or_error(
+    tables: Sequence[Sequence[Table]], keys: Sequence[tf.Tensor], train: bool
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """As `gather_many`; what fails does not raise, but is told in a scalar string for KvExchangeTell, else empty."""
+    _note_lookups(tables, train)
+    first = tables[0][0]
+    with on_device_of(first):
+        found = raw.kv_exchange_look_up(
+            [part.handle for parts in tables for part in parts],
+            list(keys),
+            dtype=first.dtype,
+            parts=[len(parts) for parts in tables],
+            dims=[parts[0].dim for parts in tables],
+            mode="train" if train else "zeros",
+            remember=train and any(parts[0].trainable for parts in tables),
+            in_backward=_tokens(tables),
+        )
+    return found.rows, found.error
+
+
 def gather_for_ranks(
     tables: Sequence[Sequence[Table]],
     keys: Sequence[tf.Tensor],
@@ -94,7 +114,8 @@ def gather_for_ranks(
     train: bool,
     **flat: Any,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """As `gather_many`, into the buffer of an exchange; and how many of its elements are for each rank.
+    """As `gather_many`, into the buffer of an exchange; and how many of its elements are for each rank. Where the
+    lookup fails it raises nothing: the buffer tells all ranks of it.
 
     All tables are in host memory. `counts` [ranks, tables] says how many keys of a table are a rank's; `flat` are the
     attributes that say of what the buffer is.

@@ -69,6 +69,7 @@ def _trainable_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSli
     return [tf.IndexedSlices(rows, keys, dense_shape=None), None, None, None]
 
 
+@tf_ops.RegisterGradient("KvExchangeLookUp")
 @tf_ops.RegisterGradient("KvTableGatherMany")
 def _gather_many_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.IndexedSlices | None]:
     """The same for each part of each table."""
@@ -77,7 +78,7 @@ def _gather_many_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Indexe
         keys, rows, where = raw.kv_table_split_gradients(
             list(op.inputs[handles:]),
             list(grads[:tables]),
-            list(op.outputs[tables:]),
+            list(op.outputs[tables : 2 * tables]),
             H=handles,
             parts=op.get_attr("parts"),
             dims=op.get_attr("dims"),

@@ -10,6 +10,7 @@
 #include "kernel_threads.h"
 #include "kvtable/convert_elements.h"
 #include "kvtable/lookup_parts.h"
+#include "reply_error.h"
 #include "reply_layout.h"
 #include "table_list.h"
 
@@ -43,15 +44,30 @@ class ExchangeGatherOp : public Kernel {
     TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
     ReplyLayout layout;
     TF_RETURN_IF_ERROR(layout.Find(ctx->input(ctx->num_inputs() - 1), attrs_.dims));
-    Tensor* flat = nullptr;
-    TF_RETURN_IF_ERROR(layout.Allocate(ctx, &flat));
-    KernelThreads threads(ctx);
-    std::vector<kvtable::PartsLookup> all;  // of each table
     for (int t = 0; t < attrs_.tables(); ++t) {
       const int64_t n = keys[t].NumElements();
       if (n * types_.dims[static_cast<size_t>(t)] != layout.table_elements[static_cast<size_t>(t)]) {
         return errors::InvalidArgument("there are ", n, " keys of table ", t, ", and counts of others");
       }
+    }
+    const absl::Status found = Reply(ctx, tables, keys, layout);
+    if (found.ok()) return found;
+    for (int t = 0; t < attrs_.tables(); ++t) {
+      Tensor* none = nullptr;
+      delete ctx->release_output(2 + t).tensor;
+      TF_RETURN_IF_ERROR(ctx->allocate_output(2 + t, tf::TensorShape({0}), &none));
+    }
+    for (const int i : {0, 1}) delete ctx->release_output(i).tensor;
+    return SendError(ctx, layout.rank_elements, ctx->expected_output_dtype(0), CodeAndMessage(found));
+  }
+
+ private:
+  absl::Status Reply(OpKernelContext* ctx, const TableList& tables, const tf::OpInputList& keys,
+                     const ReplyLayout& layout) const {
+    KernelThreads threads(ctx);
+    std::vector<kvtable::PartsLookup> all;  // of each table
+    for (int t = 0; t < attrs_.tables(); ++t) {
+      const int64_t n = keys[t].NumElements();
       Tensor* positions = nullptr;
       TF_RETURN_IF_ERROR(
           ctx->allocate_output(2 + t, remember_ ? keys[t].shape() : tf::TensorShape({0}), &positions));
@@ -60,13 +76,14 @@ class ExchangeGatherOp : public Kernel {
       TF_RETURN_IF_ERROR(CheckFits(ctx, tables.config(t), all.back().missing, all.back().keys, n,
                                    static_cast<int64_t>(all.back().parts.size()), &threads));
     }
+    Tensor* flat = nullptr;
+    TF_RETURN_IF_ERROR(layout.Allocate(ctx, &flat));
     return tables.Catch("looking up", [&] {
       LookUp(layout, all, static_cast<char*>(flat->data()), &threads);
       return absl::OkStatus();
     });
   }
 
- private:
   void LookUp(const ReplyLayout& layout, const std::vector<kvtable::PartsLookup>& all, char* flat,
               kvtable::ParallelFor* threads) const {
     std::vector<kvtable::PartsLookup> in_place, aside;

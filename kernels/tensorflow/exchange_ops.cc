@@ -37,7 +37,8 @@ absl::Status GetDims(InferenceContext* c, int* tables) {
 //
 // owners[t]: the rank that holds table t; -1 where it is key floor-mod ranks. rows[t]: ids must be in
 // [0, rows[t]); -1 where they are keys, which must be of key_dtypes[t]. hotness[t]: the most ids of a row; -1
-// for any number. Segments, shapes and weights are as of KvTablePool. Ids that are none of what they should
+// for any number. Segments, shapes and weights are as of KvTablePool; the segments of weights, which must be
+// those of their ids, come too, or none do. Ids that are none of what they should
 // be do not fail this op: it sends an error to all ranks, and KvExchangeServe fails on each.
 //
 // Stateful, so that nobody folds it, and with it the exchange, into a constant.
@@ -47,6 +48,7 @@ REGISTER_OP("KvExchangeRequest")
     .Attr("T: int >= 1")
     .Attr("S: int >= 0")
     .Attr("W: int >= 0")
+    .Attr("V: int >= 0 = 0")
     .Attr("rank: int >= 0")
     .Attr("ranks: int >= 1")
     .Attr("names: list(string) >= 1")
@@ -62,6 +64,7 @@ REGISTER_OP("KvExchangeRequest")
     .Input("segments: T * int64")
     .Input("shapes: S * int64")
     .Input("weights: W * Tweights")
+    .Input("weight_segments: V * int64")
     .Output("message: int64")
     .Output("splits: int32")
     .Output("places: T * int64")
@@ -108,7 +111,7 @@ REGISTER_OP("KvExchangeServe")
     });
 
 // The rows of these keys, looked up as by KvTableGatherMany and put together as by KvExchangeReply, which it is
-// in one.
+// in one. Where the lookup fails the op does not: what comes out tells all ranks of it (reply_error.h).
 REGISTER_OP("KvExchangeGather")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16, double}")
@@ -162,6 +165,41 @@ REGISTER_OP("KvExchangeReply")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(tables), 2, &counts));
       c->set_output(1, c->Vector(c->Dim(counts, 0)));
       return FlatShape(c);
+    });
+
+// Rows that were put together, as they are; or, where an error is not empty, what tells all ranks of it
+// (reply_error.h).
+REGISTER_OP("KvExchangeTell")
+    .Attr("Tflat: {float, half, bfloat16, double}")
+    .Attr("E: int >= 1")
+    .Attr("T: int >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Input("rows: Tflat")
+    .Input("row_splits: int32")
+    .Input("counts: int64")
+    .Input("errors: E * string")
+    .Output("flat: Tflat")
+    .Output("splits: int32")
+    .SetShapeFn([](InferenceContext* c) {
+      int tables;
+      TF_RETURN_IF_ERROR(GetDims(c, &tables));
+      c->set_output(1, c->input(1));
+      return FlatShape(c);
+    });
+
+// Fails where a rank has sent an error in place of the rows that `message` asked it for.
+REGISTER_OP("KvExchangeCheck")
+    .Attr("Tflat: {float, half, bfloat16, double}")
+    .Attr("T: int >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Input("message: int64")
+    .Input("message_splits: int32")
+    .Input("flat: Tflat")
+    .Input("splits: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int tables;
+      return GetDims(c, &tables);
     });
 
 // Its gradient: taken apart again.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "catch_errors.h"
 #include "errors.h"
 #include "kernel.h"
@@ -109,22 +110,27 @@ class RequestOp : public Kernel {
   int64_t tables() const { return static_cast<int64_t>(names_.size()); }
 
   std::string WhatIsWrong(OpKernelContext* ctx, const tf::OpInputList& ids, kvtable::ParallelFor* threads) {
-    tf::OpInputList segments, shapes, weights;
+    tf::OpInputList segments, shapes, weights, weight_segments;
     absl::Status read = ctx->input_list("segments", &segments);
     read.Update(ctx->input_list("shapes", &shapes));
     read.Update(ctx->input_list("weights", &weights));
+    read.Update(ctx->input_list("weight_segments", &weight_segments));
     if (!read.ok()) return std::string(read.message());
     std::vector<std::string> errors(names_.size());
-    std::vector<const Tensor*> shape_of(names_.size()), weights_of(names_.size());
+    std::vector<const Tensor*> shape_of(names_.size()), weights_of(names_.size()),
+        weight_segments_of(names_.size());
     int next_shape = 0, next_weights = 0;
     for (size_t t = 0; t < names_.size(); ++t) {
       if (outer_[t] >= 0 && next_shape < shapes.size()) shape_of[t] = &shapes[next_shape++];
-      if (weighted_[t] && next_weights < weights.size()) weights_of[t] = &weights[next_weights++];
+      if (weighted_[t] && next_weights < weights.size()) {
+        if (next_weights < weight_segments.size()) weight_segments_of[t] = &weight_segments[next_weights];
+        weights_of[t] = &weights[next_weights++];
+      }
     }
     threads->Run(tables(), [&](int64_t table) {
       const size_t t = static_cast<size_t>(table);
       const int i = static_cast<int>(table);
-      errors[t] = WhatIsWrongIn(t, ids[i], segments[i], shape_of[t], weights_of[t]);
+      errors[t] = WhatIsWrongIn(t, ids[i], segments[i], shape_of[t], weights_of[t], weight_segments_of[t]);
     });
     std::string all;
     for (size_t t = 0; t < names_.size(); ++t) {
@@ -134,10 +140,44 @@ class RequestOp : public Kernel {
     return all;
   }
 
+  // Where ids and weights lie in other rows, or in other places of them; empty where they do not.
+  static std::string WhereApart(const Tensor& ids, const Tensor& weights, bool ragged) {
+    const auto of_ids = ids.flat<int64_t>(), of_weights = weights.flat<int64_t>();
+    const int64_t n = of_ids.size();
+    if (of_ids.data() == of_weights.data() && n == of_weights.size()) return "";
+    if (ragged && n != of_weights.size()) {
+      return absl::StrCat("ids have ", n - 1, " rows, weights ", of_weights.size() - 1);
+    }
+    if (ids.shape() != weights.shape()) {
+      return absl::StrCat("ids have indices of shape ", ids.shape().DebugString(), ", weights of ",
+                          weights.shape().DebugString());
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      if (of_ids(i) == of_weights(i)) continue;
+      if (ragged) {
+        const int64_t row = std::max<int64_t>(0, i - 1);
+        return absl::StrCat("row ", row, " has ", of_ids(i) - of_ids(row), " ids and ",
+                            of_weights(i) - of_weights(row), " weights");
+      }
+      const int64_t width = ids.dim_size(1), place = i / width;
+      const auto index = [&](const auto& flat) {
+        return absl::StrCat(
+            "[", absl::StrJoin(flat.data() + place * width, flat.data() + (place + 1) * width, ", "), "]");
+      };
+      return absl::StrCat("the id at place ", place, " has index ", index(of_ids), ", its weight ",
+                          index(of_weights));
+    }
+    return "";
+  }
+
   std::string WhatIsWrongIn(size_t t, const Tensor& ids, const Tensor& segments, const Tensor* shape,
-                            const Tensor* weights) const {
+                            const Tensor* weights, const Tensor* weight_segments) const {
     if (weights != nullptr && weights->NumElements() != ids.NumElements()) {
       return absl::StrCat("got ", ids.NumElements(), " ids and ", weights->NumElements(), " weights");
+    }
+    if (weights != nullptr && weight_segments != nullptr) {
+      const std::string apart = WhereApart(segments, *weight_segments, shape == nullptr);
+      if (!apart.empty()) return absl::StrCat("weights are of another shape than the ids: ", apart);
     }
     if (rows_[t] >= 0) {
       const std::string outside =

@@ -11,6 +11,7 @@
 #include "kvtable/convert_elements.h"
 #include "kvtable/exchange_agreement.h"
 #include "kvtable/exchange_message.h"
+#include "reply_error.h"
 #include "reply_layout.h"
 
 namespace kvtools {
@@ -211,6 +212,98 @@ class ReplyGradientOp : public Kernel {
   ReplyTypes types_;
 };
 
+// What goes to all ranks: rows, or, where looking them up brought an error, that.
+class TellOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
+    return ReadAttrs(ctx, "dims", &dims_, "Tflat", &type_);
+  }
+
+  absl::Status Work(OpKernelContext* ctx) override {
+    ReplyLayout layout;
+    TF_RETURN_IF_ERROR(layout.Find(ctx->input(2), dims_));
+    for (int i = 3; i < ctx->num_inputs(); ++i) {
+      if (ctx->input(i).NumElements() != 1) return errors::InvalidArgument("an error must be one string");
+      const std::string& error = ctx->input(i).flat<tf::tstring>()(0);
+      if (!error.empty()) return SendError(ctx, layout.rank_elements, type_, error);
+    }
+    ctx->set_output(0, ctx->input(0));
+    ctx->set_output(1, ctx->input(1));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<int64_t> dims_;
+  tf::DataType type_;
+};
+
+// Whether what came are the rows that this rank asked for: the status of the first rank that sent an error.
+class CheckOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadAttrs(ctx, "dims", &dims_); }
+
+  absl::Status Work(OpKernelContext* ctx) override {
+    const Tensor &message = ctx->input(0), &words = ctx->input(1), &flat = ctx->input(2),
+                 &came = ctx->input(3);
+    const int64_t ranks = words.NumElements();
+    if (came.NumElements() != ranks) {
+      return errors::InvalidArgument("there are splits of ", ranks, " and of ", came.NumElements(), " ranks");
+    }
+    const int64_t element = tf::DataTypeSize(flat.dtype());
+    const char* bytes = static_cast<const char*>(flat.data());
+    absl::StatusCode code = absl::StatusCode::kOk;
+    std::string failed;
+    int64_t failures = 0, asked_at = 0, came_at = 0;
+    for (int64_t r = 0; r < ranks; ++r) {
+      const int64_t asked = words.flat<int32_t>()(r), size = came.flat<int32_t>()(r);
+      if (asked < 0 || size < 0 || asked_at + asked > message.NumElements() ||
+          came_at + size > flat.NumElements()) {
+        return errors::InvalidArgument("the splits are of more than there is");
+      }
+      const kvtable::AskedKeys keys =
+          kvtable::ReadKeysMessage(message.flat<int64_t>().data() + asked_at, asked);
+      if (keys.tables != static_cast<int64_t>(dims_.size())) {
+        return errors::InvalidArgument("the message is of ", keys.tables, " tables, expected ", dims_.size());
+      }
+      int64_t expected = 0;
+      for (size_t t = 0; t < dims_.size(); ++t) expected += keys.counts[t] * dims_[t];
+      if (size != expected) {
+        const absl::Status status = ReadError(bytes + came_at * element, size * element);
+        absl::StrAppend(&failed, failures == 0 ? "" : " | ", "rank ", r, ": ", status.message());
+        if (failures++ == 0) code = status.code();
+      }
+      asked_at += asked;
+      came_at += size;
+    }
+    if (failures == 0) return absl::OkStatus();
+    return absl::Status(code, absl::StrCat("the lookup failed on ", failures, " of ", ranks,
+                                           " ranks, so none has its rows. ", failed));
+  }
+
+ private:
+  std::vector<int64_t> dims_;
+};
+
+KVTOOLS_REGISTER(Name("KvExchangeTell")
+                     .HostMemory("rows")
+                     .HostMemory("row_splits")
+                     .HostMemory("counts")
+                     .HostMemory("errors")
+                     .HostMemory("flat")
+                     .HostMemory("splits"),
+                 TellOp);
+KVTOOLS_REGISTER(Name("KvExchangeCheck")
+                     .HostMemory("message")
+                     .HostMemory("message_splits")
+                     .HostMemory("flat")
+                     .HostMemory("splits"),
+                 CheckOp);
 KVTOOLS_REGISTER(Name("KvExchangeServe")
                      .HostMemory("message")
                      .HostMemory("splits")

@@ -12,6 +12,7 @@
 #include "kvtable/lookup_parts.h"
 #include "kvtable/part_of.h"
 #include "kvtable/split_by_part.h"
+#include "reply_error.h"
 #include "table_list.h"
 
 namespace kvtools {
@@ -32,6 +33,9 @@ class GatherManyOp : public Kernel {
     TF_RETURN_IF_ERROR(attrs_.Read(ctx));
     return ReadAttrs(ctx, "mode", &mode_, "remember", &remember_, "Tkeys", &key_dtype_, "dtype", &dtype_);
   }
+
+  int tables() const { return attrs_.tables(); }
+  int64_t dim(int table) const { return attrs_.dims[static_cast<size_t>(table)]; }
 
   absl::Status Work(OpKernelContext* ctx) override {
     TableList tables;
@@ -280,6 +284,39 @@ class PartitionOp : public Kernel {
   int64_t parts_ = 1;
 };
 
+// Either of these for an exchange between ranks: where it fails the op does not. Its rows are of no use then.
+template <class Gather>
+class GatherOrErrorOp : public Gather {
+ public:
+  using Gather::Gather;
+
+ protected:
+  absl::Status Work(OpKernelContext* ctx) override {
+    const int last = 2 * this->tables();
+    Tensor* error = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(last, TensorShape({}), &error));
+    const absl::Status found = Gather::Work(ctx);
+    if (found.ok()) return found;
+    error->scalar<tf::tstring>()() = CodeAndMessage(found);
+    for (int i = 0; i < last; ++i) {
+      if (ctx->mutable_output(i) != nullptr) continue;
+      // Of rows as many as there would be: what puts them together takes no others.
+      TensorShape shape({0});
+      if (i < this->tables()) {
+        shape = ctx->input(ctx->num_inputs() - this->tables() + i).shape();
+        TF_RETURN_IF_ERROR(shape.AddDimWithStatus(this->dim(i)));
+      }
+      Tensor* none = nullptr;
+      TF_RETURN_IF_ERROR(ctx->allocate_output(i, shape, &none));
+    }
+    return absl::OkStatus();
+  }
+};
+
+KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvExchangeLookUp").Priority(1).HostMemory("error"),
+                    GatherOrErrorOp<GatherManyOp>);
+KVTOOLS_REGISTER_ON(tf::DEVICE_GPU, Name("KvExchangeLookUp").HostMemory("error"),
+                    GatherOrErrorOp<GatherManyOnGpuOp>);
 KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvTableGatherMany").Priority(1), GatherManyOp);
 KVTOOLS_REGISTER_ON(tf::DEVICE_GPU, Name("KvTableGatherMany"), GatherManyOnGpuOp);
 KVTOOLS_REGISTER(Name("KvTableSplitGradients"), SplitGradientsOp);

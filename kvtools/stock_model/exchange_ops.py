@@ -30,6 +30,8 @@ def request(body: FunctionBody, call: Call) -> None:
     types = attrs.types("Tids")
     ids = [body.argument(f"ids_{at}", dtype) for at, dtype in enumerate(types)]
     inputs = bag_inputs(body, call, weights_type=attrs.type("Tweights", number_named("float32")), key_type=INT64)
+    for at in range(attrs.number("V")):  # nothing in a stock graph compares them with those of the ids
+        body.argument(f"weight_segments_{at}", INT64)
     for one, own, dtype, most, name in zip(
         inputs, ids, types, attrs.numbers("hotness"), attrs.texts("names"), strict=True
     ):

@@ -125,6 +125,7 @@ def test_the_bare_alltoall_has_the_bytes_of_the_lookup(module, ranks):
         [tf.range(0, 81, 2, dtype=tf.int64)] * 3,
         [],
         [],
+        [],
         rank=1,
         ranks=ranks,
         names=["a", "b", "c"],

@@ -73,6 +73,7 @@ def test_a_step_sends_the_bytes_of_the_plan(page: dict[str, Any], hosts: int, wi
         [tf.range(0, samples * hotness + 1, hotness, dtype=tf.int64)] * tables,
         [],
         [],
+        [],
         rank=0,
         ranks=hosts,
         names=["a", "b", "c"],

@@ -84,3 +84,32 @@ def test_counts_of_other_keys_are_an_error():
         gather_for_ranks([parts_of(table) for table in tables], [keys[0][:-1], *keys[1:]], tf.constant(COUNTS), True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"expected \[ranks, 3\]"):
         gather_for_ranks([parts_of(table) for table in tables], keys, tf.constant(COUNTS[:, :2]), True)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.float64])
+def test_an_error_is_told_from_rows_of_its_size(dtype):
+    travel = {"T": 1, "dims": [1]}
+    for count in range(1, 40):
+        counts, asked = [[count], [count]], np.array([0, 1, 7, 0, count] + [0] * count, np.int64)
+        rows, row_splits = tf.ones([2 * count], dtype), [count, count]
+
+        told, splits = raw.kv_exchange_tell(rows, row_splits, counts, [b"", b"\x08no room for it"], **travel)
+        assert count not in splits.numpy()
+        with pytest.raises(
+            tf.errors.ResourceExhaustedError,
+            match=r"failed on 2 of 2 ranks.* rank 0: no room .* rank 1: no room for it",
+        ):
+            raw.kv_exchange_check(np.tile(asked, 2), [len(asked)] * 2, told, splits, **travel)
+
+        told, splits = raw.kv_exchange_tell(rows, row_splits, counts, [b""], **travel)
+        assert told.numpy().tolist() == [1.0] * 2 * count and splits.numpy().tolist() == row_splits
+        raw.kv_exchange_check(np.tile(asked, 2), [len(asked)] * 2, told, splits, **travel)
+
+
+def test_what_is_neither_rows_nor_an_error_is_named():
+    asked = np.array([0, 1, 7, 0, 3, 1, 2, 3], np.int64)
+    for came in ([], [0.0] * 9, [np.nan] * 9):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"rank 0: it sent .* bytes that are neither rows"):
+            raw.kv_exchange_check(asked, [len(asked)], tf.constant(came, tf.float32), [len(came)], T=1, dims=[1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more than there is"):
+        raw.kv_exchange_check(asked, [len(asked)], tf.zeros([2]), [3], T=1, dims=[1])

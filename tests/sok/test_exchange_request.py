@@ -17,6 +17,7 @@ def request(ids, ranks, lookup=""):
         [tf.constant([0, len(one)], tf.int64) for one in ids],
         [],
         [],
+        [],
         rank=0,
         ranks=ranks,
         names=[f"table_{t}" for t in range(count)],

@@ -13,8 +13,10 @@ from tfplugin.ops import raw
 
 assert raw  # loads the ops
 
-INT64, FLOAT, STRING, RESOURCE = (dtype.as_datatype_enum for dtype in (tf.int64, tf.float32, tf.string, tf.resource))
-TYPES = {"Tkeys": INT64, "dtype": FLOAT, "Tweights": FLOAT}
+INT64, INT32, FLOAT, STRING, RESOURCE = (
+    dtype.as_datatype_enum for dtype in (tf.int64, tf.int32, tf.float32, tf.string, tf.resource)
+)
+TYPES = {"Tkeys": INT64, "dtype": FLOAT, "Tweights": FLOAT, "Tflat": FLOAT}
 TABLES = {"H": 3, "T": 2, "parts": [1, 2], "dims": [4, 8]}
 POOL = {"combiners": ["sum", "mean"], "outer": [-1, 1], "weighted": [True, False], "S": 1, "W": 1}
 POOL_OF_TABLES = {**TYPES, **TABLES, **POOL, "positive": [False, False], "filled": [False, True], "F": 1}
@@ -22,6 +24,10 @@ EXCHANGE = {"dtype": FLOAT, "Tweights": FLOAT, "T": 2, "dims": [4, 8], **POOL}
 # Attributes, and the dtypes of the inputs.
 OPS = {
     "KvTableGatherMany": (
+        {"Tkeys": INT64, "dtype": FLOAT, **TABLES, "in_backward": ["", "", ""]},
+        [RESOURCE] * 3 + [INT64] * 2,
+    ),
+    "KvExchangeLookUp": (
         {"Tkeys": INT64, "dtype": FLOAT, **TABLES, "in_backward": ["", "", ""]},
         [RESOURCE] * 3 + [INT64] * 2,
     ),
@@ -69,7 +75,7 @@ OPS = {
             "outer": [-1, 1],
             "weighted": [True, False],
         },
-        [INT64] * 4 + [INT64, FLOAT],
+        [INT64] * 4 + [INT64, FLOAT, INT64],
     ),
     "KvTableReadColumns": (
         {"Tkeys": INT64, "dtype": FLOAT, "N": 2, "columns": ["", "Adam.m"], "widths": [4, 4]},
@@ -77,9 +83,11 @@ OPS = {
     ),
     "KvExchangeServe": (
         {"Tout": ("type", [INT64, INT64]), "ranks": 2, "local": [True, False]},
-        [INT64, tf.int32.as_datatype_enum],
+        [INT64, INT32],
     ),
     "KvExchangeReply": ({"dtype": FLOAT, "T": 2, "dims": [4, 8]}, [FLOAT, FLOAT, INT64]),
+    "KvExchangeTell": ({"Tflat": FLOAT, "E": 1, "T": 2, "dims": [4, 8]}, [FLOAT, INT32, INT64, STRING]),
+    "KvExchangeCheck": ({"Tflat": FLOAT, "T": 2, "dims": [4, 8]}, [INT64, INT32, FLOAT, INT32]),
     "KvExchangeReplyGradient": ({"dtype": FLOAT, "T": 2, "dims": [4, 8]}, [FLOAT, INT64]),
     "KvExchangePool": (EXCHANGE, [FLOAT] + [INT64] * 4 + [INT64, FLOAT]),
     "KvExchangePoolGradient": (EXCHANGE, [INT64] + [FLOAT] * 2 + [INT64] * 4 + [INT64, FLOAT]),

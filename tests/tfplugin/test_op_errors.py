@@ -99,6 +99,7 @@ def test_no_memory_for_the_rows_that_a_rank_asks_for_is_an_error_of_all_ranks():
             [tf.constant([[0, 0]], tf.int64)],
             [tf.constant([1 << 30, 1], tf.int64)],
             [],
+            [],
             rank=0,
             ranks=1,
             names=["emb"],

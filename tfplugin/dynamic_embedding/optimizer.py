@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -167,10 +168,32 @@ def _summed_over_ranks(pairs: Pairs) -> Pairs:
     return [(g if g is None or isinstance(v, TrainableWrapper) else hvd.allreduce(g, op=hvd.Sum), v) for g, v in pairs]
 
 
+def _over_ranks(pairs: Pairs, synchronous: bool | None) -> Pairs:
+    """Gradients as they are applied on each of Horovod's ranks, where tables are spread over them.
+
+    Warns where nobody has said what becomes of dense variables, of which each rank has its own gradient.
+    """
+    if synchronous:
+        return _summed_over_ranks(pairs)
+    tables = [part for _, v in pairs if isinstance(v, TrainableWrapper) for part in v.params.parts]
+    if synchronous is None and any(part.ranks > 1 for part in tables):
+        dense = [v for gradient, v in pairs if gradient is not None and not isinstance(v, TrainableWrapper)]
+        if dense:
+            warnings.warn(
+                f"DynamicEmbeddingOptimizer: '{getattr(dense[0], 'path', dense[0].name)}' and {len(dense) - 1} more "
+                "dense variables are updated by the gradients of this rank alone, and will differ between the ranks: "
+                "make the optimizer with DynamicEmbeddingOptimizer(optimizer, synchronous=True), which sums these "
+                "gradients over the ranks, as those of rows are; or with synchronous=False where they come reduced, or "
+                "where each rank is to have dense variables of its own.",
+                stacklevel=2,
+            )
+    return pairs
+
+
 class _Trains:
     """What an optimizer is given beside its own methods: it takes trainables where it takes variables."""
 
-    _de_synchronous = False
+    _de_synchronous: bool | None = None
 
     def get_slot(self, var: Any, *args: Any, **kwargs: Any) -> Any:
         """As of the optimizer; of a trainable, a `SlotVariable`."""
@@ -204,8 +227,7 @@ class _TrainsV1(_Trains):
         if not any(isinstance(v, TrainableWrapper) for _, v in pairs):
             return super().apply_gradients(pairs, global_step, name)  # type: ignore[misc]
         _check_looked_up(pairs)
-        pairs = _summed_over_ranks(pairs) if self._de_synchronous else pairs
-        pairs, touched = table_gradients(pairs)
+        pairs, touched = table_gradients(_over_ranks(pairs, self._de_synchronous))
         applied = super().apply_gradients(pairs, global_step, name)  # type: ignore[misc]
         ordered = [applied] if applied is not None and not tf.executing_eagerly() else []
         with tf.control_dependencies(ordered):
@@ -234,7 +256,7 @@ class _TablesWrapper(OptimizerWrapper):
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
-        pairs = _summed_over_ranks(pairs) if self.optimizer._de_synchronous else pairs
+        pairs = _over_ranks(pairs, self.optimizer._de_synchronous)
         if all(gradient is None for gradient, _ in pairs):
             names = ", ".join(str(variable.name) for _, variable in pairs)
             raise ValueError(
@@ -291,13 +313,14 @@ class _TrainsKeras(_Trains):
     def get_config(self) -> dict[str, Any]:
         """As of the optimizer, and what `DynamicEmbeddingOptimizer` was given."""
         given = {"synchronous": self._de_synchronous, "bp_v2": self._bp_v2}  # type: ignore[attr-defined]
-        return {**super().get_config(), **{name: True for name, value in given.items() if value}}  # type: ignore[misc]
+        told = {name: value for name, value in given.items() if value or (name, value) == ("synchronous", False)}
+        return {**super().get_config(), **told}  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Makes the optimizer again, which trains tables, too."""
         stock = dict(config)
-        given = {name: stock.pop(name, False) for name in ("synchronous", "bp_v2")}
+        given = {"synchronous": stock.pop("synchronous", None), "bp_v2": stock.pop("bp_v2", False)}
         return DynamicEmbeddingOptimizer(cls._de_stock.from_config(stock, *args, **kwargs), **given)  # type: ignore[attr-defined]
 
 
@@ -393,7 +416,7 @@ def _build_without_trainables(optimizer: Any) -> None:
     object.__setattr__(optimizer, "build", build)
 
 
-def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool = False, **kwargs: Any) -> Any:
+def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool | None = None, **kwargs: Any) -> Any:
     """Lets an optimizer train what `embedding_lookup` returns with ``return_trainable=True``, and shadow variables.
 
     Applying a gradient inserts all keys that were looked up, those whose gradient is zero included, and updates each
@@ -403,7 +426,9 @@ def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool 
       self: of ``tf.compat.v1.train``, ``tf_keras.optimizers``, ``tf.keras.optimizers`` (Keras 3) or
         `tfplugin.optimizers`.
       bp_v2: accepted; see `Variable`.
-      synchronous: gradients of dense variables are summed over Horovod's ranks before they are applied.
+      synchronous: True: gradients of dense variables are summed over Horovod's ranks before they are applied, as those
+        of rows are; False: they are applied as they come. Default: as False, with a warning where tables are spread
+        over several ranks, since dense variables differ between these from then on.
       kwargs: not used.
 
     Returns:
@@ -418,7 +443,8 @@ def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool 
     """
     del kwargs
     optimizer = self.optimizer if isinstance(self, OptimizerWrapper) else self
-    attributes: dict[str, Any] = {"_de_synchronous": bool(synchronous), "_bp_v2": bool(bp_v2)}
+    synchronous = None if synchronous is None else bool(synchronous)
+    attributes: dict[str, Any] = {"_de_synchronous": synchronous, "_bp_v2": bool(bp_v2)}
     if isinstance(optimizer, _Trains):
         for name, value in attributes.items():
             object.__setattr__(optimizer, name, value)

@@ -2,7 +2,8 @@
 
 For any number of tables there is one exchange of keys, one of rows, and one more for the gradient of these. A rank that
 finds something wrong with its own ids, or with how it is called, sends the error in place of keys, so that all ranks
-fail, and none waits. What is looked up goes with the keys, as a hash: ranks that look up different tables fail, too.
+fail, and none waits. What is looked up goes with the keys, as a hash: ranks that look up different tables fail, too. A
+rank that cannot look up what it is asked for sends the error in place of rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from tfplugin import ranks
 from tfplugin.composed_pool import PooledIds
-from tfplugin.fused_lookup import gather_for_ranks, gather_many
+from tfplugin.fused_lookup import gather_for_ranks, gather_many, gather_or_error
 from tfplugin.lookup import parts_of
 from tfplugin.lookup_many import lookup_many
 from tfplugin.ops import raw
@@ -22,6 +23,7 @@ from tfplugin.sok import exchange_gradients  # noqa: F401 - the gradients regist
 from tfplugin.sok.exchange_error import error_to_all
 from tfplugin.sok.exchange_table import ExchangeTable, exchange_table
 from tfplugin.sok.exchange_types import TravelType, travel_type
+from tfplugin.sok.requirement import required
 from tfplugin.sok.row_limit import within_limits
 
 
@@ -34,6 +36,7 @@ class Lookup(NamedTuple):
       combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``.
       hotness: the most ids that a row may have; None for any number.
       admission: the probability that training inserts a missing key; see `KvVariable.sparse_read`.
+      weight_segments: of the weights, which must be those of the ids; None where they are the same tensor.
     """
 
     table: ExchangeTable
@@ -41,6 +44,7 @@ class Lookup(NamedTuple):
     combiner: str
     hotness: int | None = None
     admission: float = 1.0
+    weight_segments: tf.Tensor | None = None
 
 
 def look_up(
@@ -66,6 +70,7 @@ def look_up(
         message, splits, places = raw.kv_exchange_request(
             [one.ids.keys for one in lookups],
             *how.inputs,
+            how.weight_segments,
             rank=world.rank,
             ranks=world.size,
             names=[table.name for table in tables],
@@ -92,7 +97,9 @@ def look_up(
             keys = within_limits(tables, keys, names)
     reply, reply_splits = _reply(lookups, keys, counts, train, wide, travel)
     with tf.device("CPU:0"):
-        flat, _ = world.alltoall(reply, reply_splits, ranks.exchange_name("rows", names))
+        flat, came = world.alltoall(reply, reply_splits, ranks.exchange_name("rows", names))
+        if world.size > 1:
+            flat = _checked(flat, raw.kv_exchange_check(message, splits, flat, came, T=len(tables), dims=how.dims))
         pooled = raw.kv_exchange_pool(
             flat,
             places,
@@ -110,6 +117,12 @@ class _How:
 
     def __init__(self, lookups: Sequence[Lookup], weights_dtype: tf.DType) -> None:
         ids = [one.ids for one in lookups]
+        weighted = [one for one in lookups if one.ids.weights is not None]
+        self.weight_segments = []
+        if any(one.weight_segments is not None for one in weighted):
+            self.weight_segments = [
+                one.ids.segments if one.weight_segments is None else one.weight_segments for one in weighted
+            ]
         self.inputs = (
             [one.segments for one in ids],
             [one.shape for one in ids if one.shape is not None],
@@ -151,12 +164,31 @@ def _look_up_here(lookups: Sequence[Lookup], train: bool, name: str | None) -> l
     rows: list[tf.Tensor] = lookup_many(
         [one.table.variable for one in lookups],
         [with_values(one.ids, one.ids.keys) for one in lookups],
-        weights=[None if one.ids.weights is None else with_values(one.ids, one.ids.weights) for one in lookups],
+        weights=[None if one.ids.weights is None else with_values(one.ids, _weights_of_shape(one)) for one in lookups],
         combiners=[one.combiner for one in lookups],
         training=train,
         name=name,
     )
     return rows
+
+
+def _weights_of_shape(lookup: Lookup) -> tf.Tensor:
+    """The weights, once they have been seen to lie where the ids do."""
+    theirs, mine = lookup.weight_segments, lookup.ids.segments
+    if theirs is None:
+        return lookup.ids.weights
+    same = tf.cond(
+        tf.reduce_all(tf.equal(tf.shape(theirs), tf.shape(mine))),
+        lambda: tf.reduce_all(tf.equal(theirs, mine)),
+        lambda: tf.constant(False),
+    )
+    kind = "row splits" if lookup.ids.shape is None else "indices"
+    told = tf.strings.format(
+        f"'{lookup.table.name}': weights are of another shape than the ids: their {kind} are {{}}, and {{}}",
+        (theirs, mine),
+    )
+    with required(same, told):
+        return tf.identity(lookup.ids.weights)
 
 
 def _reply(
@@ -171,12 +203,35 @@ def _reply(
     if ranks.size() > 1 and _share_an_op(lookups, train):
         parts = [parts_of(one.table.variable) for one in lookups]
         return gather_for_ranks(parts, keys, counts, train, **travel.attributes)
-    rows = _rows_of_this_rank(lookups, keys, train)
+    errors: list[tf.Tensor] = []
+    try:
+        rows = _rows_of_this_rank(lookups, keys, train, errors)
+    except Exception as error:  # eager: the others wait for the rows
+        if ranks.size() == 1:
+            raise
+        rows = [tf.zeros([tf.size(k), one.table.dim], wide) for one, k in zip(lookups, keys, strict=True)]
+        errors = [_code_and_message(error)]
     with tf.device("CPU:0"):
-        flat, splits = raw.kv_exchange_reply(
-            [_cast(one, wide) for one in rows], counts, dims=[one.table.dim for one in lookups], **travel.attributes
-        )
+        dims = [one.table.dim for one in lookups]
+        flat, splits = raw.kv_exchange_reply([_cast(one, wide) for one in rows], counts, dims=dims, **travel.attributes)
+        if errors:
+            flat, splits = raw.kv_exchange_tell(flat, splits, counts, errors, T=len(dims), dims=dims)
     return flat, splits
+
+
+def _code_and_message(error: Exception) -> tf.Tensor:
+    """An error as KvExchangeTell wants it; see kernels/tensorflow/reply_error.h."""
+    if isinstance(error, tf.errors.OpError):
+        return tf.constant(bytes([error.error_code]) + str(error.message).encode())
+    return tf.constant(bytes([tf.errors.UNKNOWN]) + f"{type(error).__name__}: {error}".encode())
+
+
+def _checked(rows: tf.Tensor, check: tf.Operation | None) -> tf.Tensor:
+    """The rows, once `check` has run; in eager mode it has."""
+    if check is None:
+        return rows
+    with tf.control_dependencies([check]):
+        return tf.identity(rows)
 
 
 def _share_an_op(lookups: Sequence[Lookup], train: bool) -> bool:
@@ -192,8 +247,10 @@ def _share_an_op(lookups: Sequence[Lookup], train: bool) -> bool:
     return len(places) == len({(one.table.key_dtype, one.table.dtype) for one in lookups}) == 1
 
 
-def _rows_of_this_rank(lookups: Sequence[Lookup], keys: Sequence[tf.Tensor], train: bool) -> list[tf.Tensor]:
-    """Rows [n, dim] of the keys, or numbers of local rows, of each table.
+def _rows_of_this_rank(
+    lookups: Sequence[Lookup], keys: Sequence[tf.Tensor], train: bool, errors: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Rows [n, dim] of the keys, or numbers of local rows, of each table; on several ranks also `errors`, if any.
 
     Key-value tables share an op where they have their dtypes in common, unless they admit only some keys.
     """
@@ -211,7 +268,12 @@ def _rows_of_this_rank(lookups: Sequence[Lookup], keys: Sequence[tf.Tensor], tra
         else:
             rows[t] = table.variable.sparse_read(wanted)
     for members in groups.values():
-        found = gather_many([parts_of(tables[t].variable) for t in members], [keys[t] for t in members], train)
+        parts, wanted = [parts_of(tables[t].variable) for t in members], [keys[t] for t in members]
+        if ranks.size() == 1:
+            found = gather_many(parts, wanted, train)
+        else:
+            found, error = gather_or_error(parts, wanted, train)
+            errors.append(error)
         for t, one in zip(members, found, strict=True):
             rows[t] = one
     return rows

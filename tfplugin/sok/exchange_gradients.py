@@ -34,6 +34,11 @@ def _reply_gradient_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Ten
         ]
 
 
+@tf_ops.RegisterGradient("KvExchangeTell")
+def _tell_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
+    return [grad, *[None] * (len(op.inputs) - 1)]
+
+
 def _flat_attrs(op: tf.Operation) -> dict[str, Any]:
     """In what the rows travel."""
     return {name: op.get_attr(name) for name in ("Tflat", "bfloat16_bits")}
@@ -93,5 +98,5 @@ def _pool_gradient_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.Tensor
     return [None, *pooled, *[None] * (len(op.inputs) - 1 - tables - len(of_weights)), *of_weights]
 
 
-for _name in ("KvExchangeRequest", "KvExchangeServe"):
+for _name in ("KvExchangeRequest", "KvExchangeServe", "KvExchangeCheck"):
     tf_ops.NotDifferentiable(_name)

@@ -36,8 +36,8 @@ def keys_of(ids: Any, table: ExchangeTable, caller: str) -> tf.Tensor:
     )
 
 
-def pooled_keys(sp_ids: Any, sp_weights: Any, table: ExchangeTable, caller: str) -> PooledIds:
-    """Ids and weights of a SparseTensor or a RaggedTensor [batch, None].
+def pooled_keys(sp_ids: Any, sp_weights: Any, table: ExchangeTable, caller: str) -> tuple[PooledIds, tf.Tensor | None]:
+    """Ids and weights of a SparseTensor or a RaggedTensor [batch, None]; the segments of weights of their own.
 
     Raises:
       TypeError: neither of these, or weights of another kind than the ids.
@@ -55,7 +55,7 @@ def pooled_keys(sp_ids: Any, sp_weights: Any, table: ExchangeTable, caller: str)
         raise TypeError(
             f"{caller}: ids of '{table.name}' must be a SparseTensor or a RaggedTensor, got {type(sp_ids).__name__}."
         )
-    weights = None
+    weights = weight_segments = None
     if sp_weights is not None:
         if isinstance(sp_weights, tf.RaggedTensor) != isinstance(sp_ids, tf.RaggedTensor) or not isinstance(
             sp_weights, (tf.RaggedTensor, tf.SparseTensor, tf.compat.v1.SparseTensorValue)
@@ -67,4 +67,14 @@ def pooled_keys(sp_ids: Any, sp_weights: Any, table: ExchangeTable, caller: str)
         weights = tf.convert_to_tensor(sp_weights.values)
         if not weights.dtype.is_floating:
             raise TypeError(f"{caller}: weights of '{table.name}' must be floats, got {weights.dtype.name}.")
-    return PooledIds(keys_of(sp_ids.values, table, caller), segments, shape, 1, weights, False, None)
+        if isinstance(sp_weights, tf.RaggedTensor):
+            if sp_weights.ragged_rank != 1 or sp_weights.flat_values.shape.rank not in (1, None):
+                raise ValueError(
+                    f"{caller}: weights of '{table.name}' have shape [batch, None] as its ids, got {sp_weights.shape}."
+                )
+            own, theirs = sp_ids.row_splits, sp_weights.row_splits
+        else:
+            own, theirs = sp_ids.indices, sp_weights.indices
+        weight_segments = None if theirs is own else tf.convert_to_tensor(theirs, tf.int64)
+    pooled = PooledIds(keys_of(sp_ids.values, table, caller), segments, shape, 1, weights, False, None)
+    return pooled, weight_segments

@@ -63,8 +63,11 @@ def lookup_sparse(
       ValueError: lists of different lengths, an unknown combiner, or another wire_dtype.
       TypeError: params, ids or weights of a kind or dtype that does not fit.
       tf.errors.InvalidArgumentError: on every rank, where ids of any rank are not rows of a `Variable` or are more than
-        the hotness of their table; where the ranks do not look up the same tables in the same way; also where another
-        rank raised one of the above, and in place of these when a `tf.function` of several ranks runs.
+        the hotness of their table; where the ranks do not look up the same tables in the same way, or weights are of
+        another shape than their ids; also where another rank raised one of the above, and in place of these when a
+        `tf.function` of several ranks runs.
+      tf.errors.OpError: on every rank, as of `KvVariable.sparse_read`, where any cannot take the keys that it owns: more
+        than a `max_capacity`, or no memory. The tables of that rank are as they were.
 
     Example:
       >>> v = sok.Variable(np.arange(15).reshape(5, 3), dtype=tf.float32)
@@ -109,13 +112,15 @@ def _lookups(
             )
         if most is not None and (not _is_integer(most) or most < 0):
             raise ValueError(f"{_CALLER}: hotness of '{table.name}' must be 0 or more, got {most!r}.")
+        pooled, weight_segments = pooled_keys(ids, weights, table, _CALLER)
         lookups.append(
             Lookup(
                 table,
-                pooled_keys(ids, weights, table, _CALLER),
+                pooled,
                 combiner or "mean",
                 None if most is None else int(most),
                 getattr(variable, "filter_ratio", 1.0) if use_low_frequency_filter else 1.0,
+                weight_segments,
             )
         )
     return lookups

@@ -54,13 +54,21 @@ class TableSlot:
     def read(self, keys: tf.Tensor) -> tf.Tensor:
         """The slot's rows of keys [n], which it does not insert: [n, width]."""
         spec = self.spec
-        return raw.kv_table_read_column(
-            self.variable.handle, keys, dtype=self.dtype, column=spec.name, width=spec.width
-        )
+        with self._made():
+            return raw.kv_table_read_column(
+                self.variable.handle, keys, dtype=self.dtype, column=spec.name, width=spec.width
+            )
 
     def export(self) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys [N] of this rank and the slot's rows [N, width], each of one moment, in no particular order."""
-        return self.variable.export(self.spec.name)
+        with self._made():
+            return self.variable.export(self.spec.name)
+
+    def _made(self) -> Any:
+        """Has the table have the column: no step makes it on a rank that got no rows."""
+        optimizer, none = core_of(self.optimizer), tf.zeros([0], self.variable.key_dtype)
+        made = self.variable.read_rows(none, optimizer, table_specs(optimizer, self.variable))
+        return tf.control_dependencies([] if tf.executing_eagerly() else made)
 
     def assign(self, keys: tf.Tensor, rows: Any) -> Any:
         """Writes the slot's rows [n, width] of keys [n] on this rank; a missing key gets a row. In a graph an op."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfplugin import ranks
 from tfplugin.sok.exchange_table import ExchangeTable
+from tfplugin.sok.requirement import required
 
 
 def within_limits(
@@ -27,7 +28,7 @@ def within_limits(
     mine = tf.stack([_too_many(tables[t], keys[t]) for t in limited])
     of_ranks = ranks.numbers_of_all(mine, ranks.exchange_name("room", names))
     told = tf.strings.join([_told(tables[t], of_ranks[:, column]) for column, t in enumerate(limited)])
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(of_ranks == 0), [told])]):
+    with required(tf.reduce_all(of_ranks == 0), told):
         return [tf.identity(one) for one in keys]
 
 

@@ -229,3 +229,15 @@ def test_a_transformer_of_gradients_is_refused_on_several_ranks(rank: int, size:
         return
     with pytest.raises(ValueError, match=r"rows of this rank only of 'transformed:0', .* over \d ranks\. Clip with"):
         optimizer.apply_gradients(pairs)
+
+
+@pytest.mark.parametrize("keras", ["Keras 3", "legacy"])
+def test_slots_of_a_rank_that_got_no_rows_are_empty(keras: str, rank: int, size: int) -> None:
+    table = sok.DynamicVariable(2, "ones", name="slots")
+    optimizer = sok.OptimizerWrapper(KERAS[keras].Adam(0.1))
+    keys = [0, size] if rank == 0 else []
+    optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([len(keys), 2]), tf.constant(keys, tf.int64)), table)])
+    found, rows = sok.export(optimizer.get_slot(table, "m"))
+    assert sorted(found.numpy().tolist()) == keys and rows.shape == (len(keys), 2)
+    np.testing.assert_allclose(rows, np.full([len(keys), 2], 0.1), 1e-6)
+    assert optimizer.get_slot(table, "v").read(tf.constant([0], tf.int64)).shape == (1, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -71,8 +73,66 @@ def test_training_sums_the_gradients_of_all_ranks(kinds, rank, size):
 
 def model_of(keras, layer):
     model = keras.Sequential([keras.Input((3,), dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
-    model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05)), loss="mse")
+    model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05), synchronous=False), loss="mse")
     return model
+
+
+@pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 0.1}], ids=["plain", "clipped"])
+def test_a_synchronous_fit_is_that_of_one_rank_with_all_batches(kinds, clip, rank, size, gather):
+    keras, layers = kinds[0], kinds[1].layers
+
+    def trained(layer, ids, ranks_):
+        keras.utils.set_random_seed(3)
+        flat = keras.layers.Flatten()
+        model = keras.Sequential([keras.Input((3,), dtype="int64"), layer, flat, keras.layers.Dense(1)])
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1, **clip), synchronous=ranks_ > 1)
+        model.compile(optimizer, loss="mse", loss_weights=[1 / ranks_])
+        for step in ids:
+            model.train_on_batch(step, np.ones([len(step), 1]))
+        keys, rows = layer.params.export()
+        return dict(zip(keys.numpy().tolist(), rows.numpy().tolist(), strict=True)), model.get_layer(index=-1).kernel
+
+    steps = range(3)
+    options = {"embedding_size": 2, "initializer": "ones"}
+    mine, kernel = trained(
+        layers.HvdAllToAllEmbedding(name="joint", **options), [ids_of(rank, step) for step in steps], size
+    )
+    every = [np.concatenate([ids_of(of_rank, step) for of_rank in range(size)]) for step in steps]
+    expected, expected_kernel = trained(layers.Embedding(name="alone", **options), every, 1)
+    np.testing.assert_allclose(kernel, expected_kernel, rtol=1e-5)
+    rows = {key: row for of_rank in gather(mine) for key, row in of_rank.items()}
+    assert rows.keys() == expected.keys()
+    for key, row in expected.items():
+        np.testing.assert_allclose(rows[key], row, rtol=1e-5)
+
+
+@pytest.mark.parametrize("told", [None, False, True])
+def test_dense_variables_that_would_drift_are_warned_of(kinds, told, size):
+    keras, layers = kinds[0], kinds[1].layers
+    layer, dense = layers.HvdAllToAllEmbedding(embedding_size=2, name="drifts"), tf.Variable([1.0], name="bias")
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1), synchronous=told)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([[1, 2]], tf.int64))) + dense[0]
+    gradients = tape.gradient(loss, [layer.shadow, dense])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.apply_gradients(zip(gradients, [layer.shadow, dense], strict=True))
+    warned = [str(one.message) for one in caught if "dense variables" in str(one.message)]
+    assert len(warned) == (told is None and size > 1)
+    assert all("'bias" in one and "synchronous=True)" in one for one in warned)
+    assert dense.numpy() == (pytest.approx(1 - 0.1 * size) if told else pytest.approx(0.9))
+    config = optimizer.get_config()
+    assert type(optimizer).from_config(config)._de_synchronous is told
+
+
+def test_tables_alone_are_not_warned_of(kinds):
+    layer = kinds[1].layers.HvdAllToAllEmbedding(embedding_size=2, name="by itself")
+    optimizer = de.DynamicEmbeddingOptimizer(kinds[0].optimizers.SGD(0.1))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([[1, 2]], tf.int64)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.apply_gradients([(tape.gradient(loss, layer.shadow), layer.shadow)])
 
 
 def fit(model, rank, epochs=2, **kwargs):

@@ -104,6 +104,26 @@ LOOKUPS: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
         lambda t: _look_up(t, sp_weights=[None, _weights(_ids(), 2)]),
         "'static.*got 3 ids and 5 weights",
     ),
+    "weights in other rows": (
+        lambda t: _look_up(t, sp_weights=[tf.RaggedTensor.from_row_lengths(tf.ones([3]), [1, 1, 1]), None]),
+        "'dynamic.*weights are of another shape than the ids: row 0 has 2 ids and 1 weights",
+    ),
+    "weights of other rows": (
+        lambda t: _look_up(t, sp_weights=[None, tf.RaggedTensor.from_row_lengths(tf.ones([3]), [2, 1])]),
+        "'static.*weights are of another shape than the ids: ids have 3 rows, weights 2",
+    ),
+    "weights at other places": (
+        lambda t: _look_up(
+            t,
+            sp_ids=[_ids(), _sparse_ids()],
+            sp_weights=[None, tf.SparseTensor([[0, 0], [1, 0], [2, 0]], tf.ones([3]), [3, 2])],
+        ),
+        r"'static.*the id at place 1 has index \[0, 1\], its weight \[1, 0\]",
+    ),
+    "weights with a dimension more": (
+        lambda t: _look_up(t, sp_weights=[None, tf.RaggedTensor.from_row_lengths(tf.ones([3, 1]), [2, 0, 1])]),
+        "weights of 'static.*have shape .batch, None. as its ids",
+    ),
     "a row that there is not": (
         lambda t: _look_up(t, sp_ids=[_ids(), _ids([[0], [ROWS]])]),
         "'static.*from 0 to 5, got 6, at place 1",
@@ -126,7 +146,7 @@ def _check_a_good_call(tables: list[Any], before: list[Any], traced: bool = Fals
     assert _contents(tables) == before
 
 
-TRACED = ("too few ids", "unknown combiner", "more ids than hotness", "ids of floats")
+TRACED = ("too few ids", "unknown combiner", "more ids than hotness", "ids of floats", "weights in other rows")
 
 
 @pytest.mark.parametrize(
@@ -181,6 +201,71 @@ def test_a_train_step_that_one_rank_traces_wrong_fails_on_all_and_trains_nothing
     assert "got 'max'" in text
     np.testing.assert_array_equal(dense, tf.ones([2, 1]))
     _check_a_good_call(tables, before)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+def test_weights_of_another_shape_are_an_error_of_one_table_too(traced: bool) -> None:
+    """On one rank such a lookup is that of any table."""
+    (table,) = _tables(1, 1)
+
+    def look_up(ids: Any, weights: Any) -> tf.Tensor:
+        return sok.lookup_sparse(table, ids, weights, "sum")
+
+    run = tf.function(look_up) if traced else look_up
+    good = tf.RaggedTensor.from_row_lengths(tf.constant([1.0, 2.0, 3.0]), [2, 0, 1])
+    np.testing.assert_array_equal(run(_ids(), good), [[1.5, 1.5], [0, 0], [1.5, 1.5]])
+    for lengths in ([1, 1, 1], [2, 1]):
+        wrong = tf.RaggedTensor.from_row_lengths(tf.constant([1.0, 2.0, 3.0]), lengths)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"dynamic.*weights are of another shape than the ids"):
+            run(_ids(), wrong)
+    sparse = tf.SparseTensor([[0, 0], [1, 0], [2, 0]], tf.ones([3]), [3, 2])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"dynamic.*weights are of another shape than the ids"):
+        run(_sparse_ids(), sparse)
+
+
+def _of_rank(keys: int, rank: int, size: int) -> list[list[int]]:
+    """So many keys that a rank owns."""
+    return [[rank + size * number for number in range(keys)]]
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("with_others", [False, True], ids=["alone", "with others"])
+@pytest.mark.parametrize("wire_dtype", [None, tf.bfloat16])
+def test_keys_that_one_rank_cannot_take_fail_on_all(
+    wire_dtype: Any, with_others: bool, traced: bool, rank: int, size: int, gather: Gather
+) -> None:
+    if size == 1 and wire_dtype is not None:
+        pytest.skip("on one rank nothing travels")
+    bounded = sok.DynamicVariable(2, "0.5", "hybrid", name="bounded", max_capacity=3)
+    tables = [bounded, *_tables(size)] if with_others else [bounded]
+    too_many, enough = _of_rank(4, size - 1, size), [[0] * 4]
+
+    def step(ids: tf.RaggedTensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            rows = _look_up(tables, sp_ids=[ids, _ids(), _ids()][: len(tables)], wire_dtype=wire_dtype)
+            loss = tf.add_n([tf.reduce_sum(one) for one in rows])
+        return [*rows, *map(tf.convert_to_tensor, (one.values for one in tape.gradient(loss, tables)))]
+
+    run = tf.function(step, autograph=False) if traced else step
+    before = _contents([bounded])
+    _, text = _raised(lambda: run(_ids(too_many)))
+    assert f"rank {size - 1}: Key-value variable 'bounded' keeps 3 rows" in text or size == 1
+    assert "4 different keys" in text
+    if size > 1:
+        assert f"the lookup failed on 1 of {size} ranks, so none has its rows" in text
+    assert gather(True) == [True] * size  # none waits
+    if rank == size - 1:
+        assert _contents([bounded]) == before
+    np.testing.assert_array_equal(run(_ids(enough))[0], np.full([1, bounded.dim], 2.0))  # the next call works
+
+
+def test_a_filtered_lookup_that_one_rank_cannot_take_fails_on_all(rank: int, size: int, gather: Gather) -> None:
+    bounded = sok.DynamicVariable(2, "0.5", "hybrid", name="filtered", max_capacity=3, filter_ratio=0.999)
+    _, text = _raised(
+        lambda: _look_up([bounded], sp_ids=[_ids(_of_rank(4, size - 1, size))], use_low_frequency_filter=True)
+    )
+    assert "'filtered' keeps 3 rows" in text and (size == 1 or f"rank {size - 1}: " in text)
+    assert gather(True) == [True] * size
 
 
 #: What one rank has other than the others, and what every rank is told of rank 0 and of that one.

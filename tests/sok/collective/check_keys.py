@@ -235,10 +235,11 @@ def test_a_full_vocabulary_is_an_error_on_every_rank(key_dtype: tf.DType, traced
     of_last = [size - 1 + size * number for number in range(6)]  # all of the last rank
     call(tf.constant([*of_last[:3], *of_last[:3]], key_dtype))
     call(tf.constant(of_last[:4] if rank == 0 else [], key_dtype))  # exactly full
+    begin = "" if traced else r"^'[\w/:]+' "
     for asking in (0, size - 1):
         keys = of_last if rank == asking else of_last[:2]
         with pytest.raises(
-            tf.errors.InvalidArgumentError, match=rf"may have 4 rows .*rank {size - 1} would have 2 more"
+            tf.errors.InvalidArgumentError, match=rf"{begin}may have 4 rows .*rank {size - 1} would have 2 more"
         ):
             call(tf.constant(keys, key_dtype))
     assert sorted(layer.variable.indices.numpy().tolist()) == (of_last[:4] if rank == size - 1 else [])
