@@ -1,13 +1,14 @@
-"""Gradients of lookups in a `tf.cond` of TensorFlow 1's control flow.
+"""Gradients of lookups in a `tf.cond` or a `tf.switch_case`.
 
-There the handle of a table goes into each branch by a Switch. Of the branch that is not taken TensorFlow wants a
-gradient of zeros, as large as the variable; where it has none, what it makes is dead with that branch, and so is the
-update of all rows. For a table it is a gradient of no rows.
+Where a branch looks nothing up, or is not taken, TensorFlow wants a gradient of zeros, as large as the variable. For a
+table it is a gradient of no rows. In TensorFlow 1's control flow the handle of a table goes into each branch by a
+Switch; where TensorFlow has no zeros for the branch that is not taken, what it makes is dead with that branch, and so
+is the update of all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,6 +32,30 @@ def switch_gradient(original: Callable[..., Any], op: Any, *grads: Any) -> Any:
     if not isinstance(taken, tf.IndexedSlices) or grads[1 - context.branch] is not None:
         return original(op, *grads)
     return control_flow_ops.merge([*_guarded(op, context, taken)], name="cond_grad")[0], None
+
+
+def make_outputs_match(original: Callable[..., Any], op_type: int, graphs: Sequence[Any]) -> None:
+    """``_make_output_composite_tensors_match``, the gradients of branches in one form: of tables, slices."""
+    for i, outputs in enumerate(zip(*[graph.structured_outputs for graph in graphs], strict=True)):
+        slices = next((one for one in outputs if isinstance(one, tf.IndexedSlices) and one.dense_shape is None), None)
+        if slices is None:
+            continue
+        for graph, output in zip(graphs, outputs, strict=True):
+            if isinstance(output, tf.Tensor):  # of a branch without lookups: zeros of no rows
+                with graph.as_default():
+                    rows, keys = tf.cast(output, slices.values.dtype), tf.zeros([0], slices.indices.dtype)
+                graph.structured_outputs[i] = tf.IndexedSlices(rows, keys, dense_shape=None)
+    original(op_type, graphs)
+
+
+def make_indices_match(original: Callable[..., Any], op_type: int, graphs: Sequence[Any]) -> None:
+    """``_make_indexed_slices_indices_types_match``, which wants int32 or int64 also where there is nothing to match."""
+    dtypes = [
+        [one.indices.dtype for one in tf.nest.flatten(graph.structured_outputs) if isinstance(one, tf.IndexedSlices)]
+        for graph in graphs
+    ]
+    if any(of_graph != dtypes[0] for of_graph in dtypes):
+        original(op_type, graphs)
 
 
 def _is_of_table(op: Any) -> bool:

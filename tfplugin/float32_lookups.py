@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
+from tfplugin import table_handle
+
 _ATTRIBUTE = "_kv_read_as_float32"
 _LOOKUPS = ("KvTableGather", "KvTableGatherMany")
 
@@ -27,7 +29,7 @@ def joinable(handle: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """The gradient `rows` of a lookup of `handle` in the dtype that those of its other lookups have."""
     if rows.dtype not in (tf.float16, tf.bfloat16):
         return rows
-    widened = getattr(handle, _ATTRIBUTE, False)
+    widened = getattr(table_handle.origin(handle), _ATTRIBUTE, False)
     if not widened and not isinstance(handle, tf_ops.EagerTensor):  # in a function it is an argument
         lookups = [op for op in handle.consumers() if op.type in _LOOKUPS]
         widened = any(op.get_attr("dtype") == tf.float32 for op in lookups)

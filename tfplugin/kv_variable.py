@@ -26,6 +26,7 @@ from tfplugin import (
     saveable,
     slot_binding,
     step_record,
+    table_handle,
     training_mode,
 )
 from tfplugin.eviction import checked_capacity, microseconds, scores_tensor
@@ -161,6 +162,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
                 device = placement.table_device(context.context().device_name)
                 with tf.device("CPU:0"), tf.device(device) if device else contextlib.nullcontext():
                     self._handle = self._make_handle(anonymous=True)
+                table_handle.describe(self._handle, self.dim, self.dtype)
                 #: The process that has the rows, as TensorFlow names it.
                 self._task = placement.task_of(self._handle.device)
                 self._unique_id = f"{name}_{tf_ops.uid()}"

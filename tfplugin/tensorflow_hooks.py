@@ -2,15 +2,16 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around seventeen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around twenty-five functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
   ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), what it restores by name
   (``_NameBasedRestoreCoordinator.eager_restore``), ``save`` and what saves
   asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
-  ``_lift_unlifted_variables``, by which `tf.saved_model.load` takes models of TensorFlow 1, and in the gradients of
-  its control flow ``ZerosLikeV1WhileLoop`` and that of Switch; and of `tf.function` ``make_function_context``, which
-  tells its traces apart, and ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable,
-  or stands for one, through untouched.
+  ``_lift_unlifted_variables``, by which `tf.saved_model.load` takes models of TensorFlow 1, in the gradients of
+  its control flow ``ZerosLikeV1WhileLoop`` and that of Switch, and in those of TensorFlow 2's what `loop_gradients`,
+  `cond_gradients` and `table_handle` say; and of `tf.function` ``make_function_context``, which tells its traces
+  apart, and ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands for one,
+  through untouched.
 - In Keras what `keras_models`, `keras_training`, `keras_builds`, `keras_files`, `keras_weights` and `keras_servers`
   say: the optimizer of a model trains the tables of its layers, models are looked at where they train and predict, and
   tables are part of what is written, read, counted and shown of them.
@@ -27,10 +28,11 @@ import tensorflow as tf
 from tensorflow.python.checkpoint import async_checkpoint_helper, functional_saver
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
 from tensorflow.python.checkpoint import restore as restore_lib
-from tensorflow.python.eager import wrap_function
+from tensorflow.python.eager import backprop_util, wrap_function
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
+from tensorflow.python.framework import func_graph
 from tensorflow.python.framework import ops as tf_ops
-from tensorflow.python.ops import control_flow_state
+from tensorflow.python.ops import cond_v2, control_flow_state, while_v2
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
 
@@ -47,7 +49,9 @@ from tfplugin import (
     keras_training,
     keras_weights,
     lookup,
+    loop_gradients,
     named_restore,
+    table_handle,
     training_mode,
 )
 from tfplugin.get_kv_variable import get_kv_variable
@@ -90,6 +94,14 @@ def install() -> None:
         (async_checkpoint_helper.AsyncCheckpointHelper, "sync", async_save.sync),
         (wrap_function, "_lift_unlifted_variables", graph_import.lift_variables),
         (control_flow_state._ControlFlowState, "ZerosLikeV1WhileLoop", cond_gradients.zeros_in_loop),
+        (backprop_util, "AggregateIndexedSlicesGradients", table_handle.aggregate),
+        (control_flow_state, "ZerosLike", loop_gradients.zeros_like_output),
+        (while_v2, "_zeros_like", loop_gradients.zeros_like),
+        (while_v2, "_create_grad_func", loop_gradients.create_grad_func),
+        (while_v2, "_get_structured_grad_output", loop_gradients.structured_output),
+        (func_graph.FuncGraph, "capture", loop_gradients.capture),
+        (cond_v2, "_make_output_composite_tensors_match", cond_gradients.make_outputs_match),
+        (cond_v2, "_make_indexed_slices_indices_types_match", cond_gradients.make_indices_match),
         (function_context, "make_function_context", training_mode.make_function_context),
         (concrete_function.ConcreteFunction, "__call__", training_mode.call_concrete_function),
     ):

@@ -13,7 +13,9 @@ namespace kvtools {
 // the file that has the others; 0 and nothing: all are in memory. `policies` says which keys get a row and which rows go, as `policies` of kvmeta does
 // (docs/checkpoint-layout.md; see table_policies.h). `dtype` and `shape` are what TensorFlow
 // reads from a variable's handle op when it imports a MetaGraph. With `initial`, an initializer as in
-// KvTableInitialize and its rows as bytes, the table is there, empty, as soon as its resource is.
+// KvTableInitialize and its rows as bytes, the table is there, empty, as soon as its resource is. The handle says that it
+// is of no rows, of `dim` values each: what TensorFlow takes for its gradient where nothing of the table is looked up,
+// as in a branch that is not taken (tfplugin/table_handle.py does the same in eager code).
 REGISTER_OP("KvTableHandle")
     .Attr("container: string = ''")
     .Attr("shared_name: string = ''")
@@ -35,7 +37,15 @@ REGISTER_OP("KvTableHandle")
     .Attr("initial_rows: string = ''")
     .Output("handle: resource")
     .SetIsStateful()
-    .SetShapeFn(ScalarShape);
+    .SetShapeFn([](InferenceContext* c) {
+      tensorflow::DataType dtype;
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dtype", &dtype));
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output_handle_shapes_and_types(
+          0, std::vector<tensorflow::shape_inference::ShapeAndType>{{c->Matrix(0, dim), dtype}});
+      return ScalarShape(c);
+    });
 
 // `rows` is (M, dim) for an initializer of kind `rows`, and empty otherwise.
 REGISTER_OP("KvTableInitialize")

@@ -1,4 +1,7 @@
-"""Tables train in TensorFlow 1's control flow as dense variables do, whichever branches are taken."""
+"""Tables train in graphs with loops and branches as dense variables do, whichever branches are taken.
+
+In TensorFlow 1's control flow, and in that of TensorFlow 2, which graphs of TensorFlow 1 have by default.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,12 @@ import tfplugin
 v1 = tf.compat.v1
 
 
-@pytest.fixture(autouse=True)
-def v1_control_flow() -> Iterator[None]:
+@pytest.fixture(autouse=True, params=[v1.disable_control_flow_v2, v1.enable_control_flow_v2], ids=["v1", "v2"])
+def control_flow(request: pytest.FixtureRequest) -> Iterator[None]:
     enabled = v1.control_flow_v2_enabled()
-    v1.disable_control_flow_v2()
+    request.param()
     yield
-    if enabled:
-        v1.enable_control_flow_v2()
+    (v1.enable_control_flow_v2 if enabled else v1.disable_control_flow_v2)()
 
 
 Lookup = Callable[[Any], Any]
@@ -45,6 +47,14 @@ def in_a_loop_and_a_cond(look: Lookup, ids: Any) -> Any:
     return total + in_a_cond(look, ids)
 
 
+def in_nested_loops(look: Lookup, ids: Any) -> Any:
+    def body(i: Any, total: Any) -> Any:
+        inner = lambda j, sum_: (j + 1, sum_ + look(ids + i + j))  # noqa: E731
+        return i + 1, tf.while_loop(lambda j, _: j < i, inner, [tf.constant(0, tf.int64), total])[1]
+
+    return tf.while_loop(lambda i, _: i < 3, body, [tf.constant(0, tf.int64), tf.constant(0.0)])[1]
+
+
 def in_conds_of_a_loop(look: Lookup, ids: Any) -> Any:
     def body(i: Any, total: Any) -> Any:
         return i + 1, total + tf.cond(i > 1, lambda: look(ids + i), lambda: 2.0 * look(ids))
@@ -53,7 +63,7 @@ def in_conds_of_a_loop(look: Lookup, ids: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "loss_of", [in_a_cond, in_one_branch, in_nested_conds, in_a_loop_and_a_cond, in_conds_of_a_loop]
+    "loss_of", [in_a_cond, in_one_branch, in_nested_conds, in_a_loop_and_a_cond, in_conds_of_a_loop, in_nested_loops]
 )
 def test_rows_move_as_those_of_a_dense_variable(loss_of: Callable[[Lookup, Any], Any], partitioner: Any) -> None:
     trained = []
