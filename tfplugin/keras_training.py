@@ -360,7 +360,10 @@ def _apply_own(
             mine = [(g, v) for g, v in scaled if optimizers[id(v)] is one and g is not None]
             if mine:
                 with _among_the_weights(None):
-                    done.append(wrapper_of(one)._apply(one.apply_gradients, mine, sum_before_clipping=False))
+                    whole = isinstance(one, OptimizerWrapper)
+                    done.append(
+                        wrapper_of(one)._apply(_unwrapped(one).apply_gradients, mine, sum_before_clipping=whole)
+                    )
         ops = [op for op in done if isinstance(op, (tf.Operation, tf.Tensor))] if not tf.executing_eagerly() else []
         with tf.control_dependencies(ops):
             return tf.constant(True)

@@ -141,6 +141,9 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         self.partitioned_name = partitioned_name
         #: What the parts of a table have in common.
         self._table = object()
+        #: Whether there have been lookups, pooled or regularized ones, whose gradients are summed over ids; optimizers
+        #: of Keras then clip the gradient of each row as a whole.
+        self._clipped_whole = False
         self.kv_initializer = initializer or initializers.default(self.dtype)
         self._read_only = read_only
         #: In a graph: whether the table is there, empty, in every session, so that nobody has to run `initializer`.

@@ -93,6 +93,8 @@ def pooled_ids(
         segments, shape = (tf.convert_to_tensor(part, tf.int64) for part in (sp_ids.indices, sp_ids.dense_shape))
     else:
         raise TypeError(f"{caller}: sp_ids must be a SparseTensor or a RaggedTensor, got {type(sp_ids).__name__}.")
+    for part in getattr(variable, "_kv_parts", ()):
+        part._clipped_whole = True
     return PooledIds(
         keys_to_tensor(sp_ids.values, variable.key_dtype, variable.name),
         segments,

@@ -66,6 +66,8 @@ def read_regularized(lookup: Lookup, regularizer: Any, train: bool) -> tuple[Any
         keys, which = tf.unique(bags.keys)
         rows = table.sparse_read(keys, training=train)
         return lookup.finish(pool(rows, which, bags, combiner)), regularizer(rows)
+    for part in table._kv_parts:
+        part._clipped_whole = True
     ids = lookup.ids
     flat = ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids
     keys, which = tf.unique(tf.reshape(flat, [-1]))

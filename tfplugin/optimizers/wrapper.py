@@ -164,7 +164,8 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         """`apply_gradients` by way of `apply`, the optimizer's own.
 
         `sum_before_clipping`: clip the gradient of each row as a whole; else, as Keras does with the gradient of a
-        dense ``Embedding``, that of each id of a batch by itself.
+        dense ``Embedding``, that of each id of a batch by itself. A table with lookups whose gradients are sums over
+        some ids is clipped by whole rows in any case: the result must not depend on how ids are grouped into lookups.
         """
         pairs = parameter_servers.without_tables(grads_and_vars)
         apply = self._agreed(apply, spread_variables(pairs))
@@ -185,7 +186,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                     update.keys, rows = generic_update.row_gradient(v, g)
                     if update.accumulated is not None:
                         update.accumulated.came = update.keys
-                    update.unique = sum_before_clipping and self._clips()
+                    update.unique = (sum_before_clipping or v._clipped_whole) and self._clips()
                     if update.unique:  # clipping has to see the gradient of each row as a whole
                         update.keys, rows = generic_update.sum_equal_keys(update.keys, rows)
                     update.stand_for_table()

@@ -113,6 +113,97 @@ def test_ids_that_come_twice_are_clipped_as_keras_clips_them(both_kerases):
         assert_alike(models, IDS)
 
 
+def _bags(keras, layers, how, **options):
+    """From ids [n, 8] to sums of rows [n, DIM] of a table, and the table."""
+    if how == "collection":
+        table = layers.TableConfig("item", embedding_dim=DIM, combiner="sum", initializer=1.0, **options)
+        features = {name: layers.FeatureConfig(name, table) for name in ("first", "second")}
+        layer = layers.EmbeddingCollection(features, name="several")
+        return (
+            lambda ids: keras.layers.Add()([*layer({"first": ids[:, :4], "second": ids[:, 4:]}).values()]),
+            layer.tables["item"],
+        )
+    if how == "a layer of one's own":
+        table = tfplugin.get_kv_variable("item", embedding_dim=DIM, initializer=1.0, **options)
+
+        class Own(keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.table = table
+
+            def call(self, ids):
+                halves = (tf.RaggedTensor.from_tensor(half) for half in (ids[:, :4], ids[:, 4:]))
+                return sum(tf.nn.embedding_lookup_sparse(table, half, None, combiner="sum") for half in halves)
+
+            def compute_output_shape(self, shape):
+                return (None, DIM)
+
+        return Own(), table
+    layer = layers.Embedding(DIM, combiner="sum", initializer=1.0, name="item", **options)
+    if how == "one lookup":
+        return layer, layer.table
+    return lambda ids: keras.layers.Add()([layer(ids[:, :4]), layer(ids[:, 4:])]), layer.table
+
+
+@pytest.mark.parametrize("clipping", [{"clipvalue": 0.1}, {"clipnorm": 0.1}, {"global_clipnorm": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "how, options",
+    [
+        ("one lookup", {}),
+        ("one lookup", {"parts": 3}),
+        ("two lookups", {}),
+        ("two lookups", {"parts": 3}),
+        ("collection", {}),
+        ("collection", {"parts": 3}),
+        ("a layer of one's own", {}),
+    ],
+    ids=str,
+)
+def test_pooled_rows_are_clipped_whole_however_ids_are_grouped(both_kerases, rows_of, how, options, clipping):
+    keras = both_kerases
+    bags = np.array([[1, 1, 1, 2, 1, 2, 2, 2], [1, 3, 4, 4, 5, 5, 1, 1]])
+    pooled, table = _bags(keras, tfplugin.tf_keras if keras is tf_keras else tfplugin.keras, how, **options)
+    ids = keras.Input((8,), dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="ones", trainable=False)(pooled(ids)))
+    model.compile(keras.optimizers.SGD(0.1, **clipping), "mse")
+    model.train_on_batch(bags, np.ones((2, 1)))
+    counts = np.stack([np.bincount(bag, minlength=6) for bag in bags])
+    gradient = counts.T @ (counts.sum(1, keepdims=True) * DIM - 1.0) * np.ones(DIM)  # of the mean of squares, [6, DIM]
+    norm = np.linalg.norm(gradient)
+    clipped = np.clip(gradient, -0.1, 0.1) if "clipvalue" in clipping else gradient * 0.1 / norm
+    np.testing.assert_allclose(rows_of(table, np.arange(1, 6)), 1 - 0.1 * clipped[1:], rtol=1e-6)
+
+
+def test_a_table_with_a_regularizer_is_clipped_as_a_dense_embedding_with_one(both_kerases):
+    keras = both_kerases
+
+    def twice(keras, embedding):
+        """Looks each half of a batch up by itself."""
+        ids = keras.Input((LENGTH,), dtype="int64")
+        values = keras.layers.Concatenate(1)([embedding(ids[:, :1]), embedding(ids[:, 1:])])
+        return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(values)))
+
+    # A strength of 0: the dense layer has its penalty once, ours for each lookup.
+    regularizer = keras.regularizers.L2(0.0)
+    models = pair(
+        keras, _embedding, twice, regularizer=regularizer, dense_options={"embeddings_regularizer": regularizer}
+    ).compile(lambda: keras.optimizers.SGD(0.1, clipvalue=0.01))
+    ours, dense = (list(losses(model, batches(repeated=True))) for model in models.models)
+    np.testing.assert_allclose(ours, dense, rtol=1e-5)
+    assert_alike(models, IDS)
+
+
+def test_an_optimizer_wrapper_of_a_layer_clips_whole_rows(make, rows_of):
+    layer = held(tf.keras, make(1, "only", initializer=0.0))
+    for wrap, moved in ((lambda one: one, -2.0), (tfplugin.OptimizerWrapper, -1.0)):
+        layer.table.upsert([7], [[0.0]])
+        layer.optimizer = wrap(tf.keras.optimizers.SGD(1.0, clipvalue=1.0))
+        model = tf.keras.Sequential([tf.keras.Input((2,), dtype="int64"), layer, tf.keras.layers.Flatten()])
+        model.compile("sgd", "mse")
+        model.train_on_batch(np.array([[7, 7]]), np.full((1, 2), -9.0))
+        assert rows_of(layer.table, [7]).item() == moved
+
+
 @pytest.mark.parametrize("repeated", [False, True])
 def test_a_table_in_parts_is_clipped_as_a_dense_embedding(both_kerases, repeated):
     keras = both_kerases
