@@ -281,6 +281,41 @@ def test_stochastic_rounding_keeps_small_updates_on_average(make, rows_of):
         assert mean == 1 if not rounding else mean == pytest.approx(1 - 2.0**-8, abs=2e-4)
 
 
+@pytest.mark.parametrize("option", ["stochastic_rounding", "skip_nonfinite"])
+@pytest.mark.parametrize("make_optimizer", [lambda: train.GradientDescentOptimizer(1.0), lambda: k3.SGD(1.0)])
+def test_options_of_fused_updates_alone(make, rows_of, make_optimizer, option):
+    gradient = _slices([1], np.ones([1, 4], np.float32))
+    plain = make(name="plain", value_dtype=tf.bfloat16, initializer=1.0)
+    bounded = make(name="bounded", value_dtype=tf.bfloat16, initializer=1.0, constraint=tf.keras.constraints.NonNeg())
+    for table, fused, why in ((plain, False, "fused=False"), (bounded, "auto", "the variable has a constraint")):
+        optimizer = tfplugin.OptimizerWrapper(make_optimizer(), fused=fused, **{option: True})
+        with pytest.raises(
+            ValueError, match=f"{option}=True.*'{table.name}' are .* no such option: {why}.*Leave {option}"
+        ):
+            optimizer.apply_gradients([(gradient, table)])
+        assert int(table.size()) == 0
+        # The way out.
+        tfplugin.OptimizerWrapper(make_optimizer(), fused=fused).apply_gradients([(gradient, table)])
+        assert rows_of(table, [1]).tolist() == [[0.0] * 4]
+    wide = make(name="wide", initializer=1.0)
+    optimizer = tfplugin.OptimizerWrapper(make_optimizer(), fused=False, stochastic_rounding=True)
+    optimizer.apply_gradients([(gradient, wide)])  # nothing is rounded
+    assert rows_of(wide, [1]).tolist() == [[0.0] * 4]
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, tfplugin.OptimizerWrapper])
+def test_our_optimizers_round_at_random_rows_with_a_constraint_too(make, rows_of, wrap):
+    keys = np.arange(2000)
+    table = make(value_dtype=tf.bfloat16, initializer=1.0, constraint=tf.keras.constraints.NonNeg())
+    optimizer = wrap(tfplugin.optimizers.SGD(1.0, stochastic_rounding=True, skip_nonfinite=True))
+    for _ in range(4):
+        optimizer.apply_gradients([(_slices(keys, np.full([2000, 4], 2.0**-10, np.float32)), table)])
+    assert rows_of(table, keys).mean() == pytest.approx(1 - 2.0**-8, abs=2e-4)
+    before = rows_of(table, [1])
+    optimizer.apply_gradients([(_slices([1], np.full([1, 4], np.nan, np.float32)), table)])
+    assert (rows_of(table, [1]) == before).all()
+
+
 def test_bad_input_changes_nothing(make, rows_of):
     table = make(name="emb", initializer=1.0)
     good = _slices([1], np.ones([1, 4], np.float32))

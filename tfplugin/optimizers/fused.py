@@ -70,6 +70,27 @@ def plan(optimizer: Any, variable: KvVariable) -> FusedRule | str:
     return dataclasses.replace(rule, slots=tuple((names.get(slot, slot), start) for slot, start in rule.slots))
 
 
+def check_options(optimizer: Any, plans: Mapping[KvVariable, FusedRule | str]) -> None:
+    """Raises ValueError where what was said of `optimizer` is for fused updates alone, and a table has another one."""
+    said = options_of(optimizer)
+    own = getattr(optimizer, "kv_options", None) or Options()  # theirs see to it in any update
+    for variable, reason in plans.items():
+        if not isinstance(reason, str):
+            continue
+        narrow = variable.dtype in (tf.float16, tf.bfloat16)
+        for option, lost in (
+            ("stochastic_rounding", narrow and said.stochastic_rounding and not own.stochastic_rounding),
+            ("skip_nonfinite", said.skip_nonfinite and not own.skip_nonfinite),
+        ):
+            if lost:
+                raise ValueError(
+                    f"OptimizerWrapper({type(optimizer).__name__}, {option}=True): the rows of key-value variable "
+                    f"'{variable.name}' are updated by the optimizer's own ops, which have no such option: {reason}. "
+                    f"Leave {option} out, or have the update fused: by an optimizer that the table engine knows, "
+                    "without fused=False, of a variable without a constraint. tfplugin.explain says which are."
+                )
+
+
 def slot_specs(rule: FusedRule, variable: KvVariable, prefix: str) -> list[SlotSpec]:
     """The slots of `rule` in the rows of `variable`."""
     exact = compute_dtype(variable.dtype) == tf.float64

@@ -130,6 +130,7 @@ def _apply(
             raise ValueError(
                 f"{coupling} couples the rows of a matrix: it cannot update key-value variable '{v.name}'."
             )
+    fused.check_options(optimizer, plans)
     replaced: list[tuple[Any, Any]] = []
     updates: list[generic_update.RowUpdate] = []
     templates: list[_Template] = []

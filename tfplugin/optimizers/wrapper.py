@@ -47,13 +47,14 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         ``tf.compat.v1.train``, also inside a loss-scaling optimizer.
       fused: ``"auto"``, or False to run the optimizer's own update in any case.
       skip_nonfinite: leave a row alone whose gradient has a NaN or an infinity, and count it
-        (``variable.skipped_updates()``). By default such a gradient is applied, as TensorFlow does. Fused updates only.
-      stochastic_rounding: of float16 and bfloat16 rows, whose small updates are lost otherwise. Fused updates only.
+        (``variable.skipped_updates()``). By default such a gradient is applied, as TensorFlow does.
+      stochastic_rounding: of float16 and bfloat16 rows, whose small updates are lost otherwise.
 
     Raises:
       TypeError: not an optimizer.
       ValueError: an option that there is not; in `apply_gradients`, an optimizer that couples the rows of a matrix
-        (Adafactor, Muon; Lamb where it cannot be fused), or one with both moving averages and gradient accumulation.
+        (Adafactor, Muon; Lamb where it cannot be fused), one with both moving averages and gradient accumulation, and
+        `skip_nonfinite` or `stochastic_rounding` of rows whose update is not fused.
 
     Example:
       >>> opt = tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam(1e-3))
@@ -504,6 +505,7 @@ def check_supported(core: Any, plans: Mapping[KvVariable, Any]) -> None:
             f"{couples} couples the rows of a matrix, so its own update cannot run on the rows of a key-value "
             f"variable that a step touched ({reason}). Use an optimizer that treats elements alone, such as Adam."
         )
+    fusing.check_options(core, plans)
     if not getattr(core, "gradient_accumulation_steps", None):
         return
     if getattr(core, "use_ema", None):
