@@ -63,18 +63,18 @@ def on_device_of(table: Any) -> contextlib.AbstractContextManager[Any]:
     return scopes
 
 
-def refuse_copies(name: str, strategy: Any = None) -> None:
+def refuse_copies(name: str, strategy: Any = None, what: str = "made") -> None:
     """Raises ValueError under a `tf.distribute` strategy that keeps a copy of each variable on several devices.
 
-    `strategy`: the one to look at; default: that in whose scope this is, if any.
+    `strategy`: the one to look at; default: that in whose scope this is, if any. `what` is to be done with the table.
     """
     if strategy is None and tf.distribute.has_strategy():
         strategy = tf.distribute.get_strategy()
     if strategy is None or isinstance(strategy, (tf.distribute.OneDeviceStrategy, *_PARAMETER_SERVERS)):
         return
     raise ValueError(
-        f"Key-value variable '{name}' cannot be made under {type(strategy).__name__}, which would keep copies of "
-        "it apart. In one process train without a strategy, or under tf.distribute.OneDeviceStrategy: a table uses "
+        f"Key-value variable '{name}' cannot be {what} under {type(strategy).__name__}, which would keep copies "
+        "of it apart. In one process train without a strategy, or under tf.distribute.OneDeviceStrategy: a table uses "
         "all CPUs. In several train with Horovod, where tfplugin.sok.DynamicVariable spreads a table over the "
         "ranks; under tf.distribute.ParameterServerStrategy; or with sessions on parameter servers "
         "(tf.compat.v1.train.replica_device_setter)."

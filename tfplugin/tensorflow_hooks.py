@@ -2,16 +2,16 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around twenty-five functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around twenty-seven functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
   ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), what it restores by name
   (``_NameBasedRestoreCoordinator.eager_restore``), ``save`` and what saves
   asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
   ``_lift_unlifted_variables``, by which `tf.saved_model.load` takes models of TensorFlow 1, in the gradients of
   its control flow ``ZerosLikeV1WhileLoop`` and that of Switch, and in those of TensorFlow 2's what `loop_gradients`,
-  `cond_gradients` and `table_handle` say; and of `tf.function` ``make_function_context``, which tells its traces
-  apart, and ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands for one,
-  through untouched.
+  `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; and of `tf.function`
+  ``make_function_context``, which tells its traces apart, and ``ConcreteFunction.__call__``. Each passes everything
+  that is not a key-value variable, or stands for one, through untouched.
 - In Keras what `keras_models`, `keras_training`, `keras_builds`, `keras_files`, `keras_weights` and `keras_servers`
   say: the optimizer of a model trains the tables of its layers, models are looked at where they train and predict, and
   tables are part of what is written, read, counted and shown of them.
@@ -32,7 +32,7 @@ from tensorflow.python.eager import backprop_util, wrap_function
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
 from tensorflow.python.framework import func_graph
 from tensorflow.python.framework import ops as tf_ops
-from tensorflow.python.ops import cond_v2, control_flow_state, while_v2
+from tensorflow.python.ops import cond_v2, control_flow_state, custom_gradient, while_v2
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
 
@@ -40,6 +40,7 @@ from tfplugin import (
     async_save,
     checkpoint,
     cond_gradients,
+    custom_gradients,
     graph_import,
     graph_restore,
     keras_builds,
@@ -102,6 +103,8 @@ def install() -> None:
         (func_graph.FuncGraph, "capture", loop_gradients.capture),
         (cond_v2, "_make_output_composite_tensors_match", cond_gradients.make_outputs_match),
         (cond_v2, "_make_indexed_slices_indices_types_match", cond_gradients.make_indices_match),
+        (custom_gradient, "_eager_mode_decorator", custom_gradients.refuse_tables),
+        (custom_gradient, "_graph_mode_decorator", custom_gradients.refuse_tables),
         (function_context, "make_function_context", training_mode.make_function_context),
         (concrete_function.ConcreteFunction, "__call__", training_mode.call_concrete_function),
     ):

@@ -126,6 +126,45 @@ def test_strategies_that_keep_copies_of_a_variable(make, partitioner, strategy):
         make(name="emb", partitioner=partitioner)
 
 
+def _step(table, wrap, ids):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
+    parts = table.as_list() if isinstance(table, tfplugin.PartitionedKvVariable) else [table]
+    wrap(tf.keras.optimizers.SGD(0.1)).apply_gradients(zip(tape.gradient(loss, parts), parts, strict=True))
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, tfplugin.OptimizerWrapper], ids=["keras", "wrapper"])
+def test_a_step_under_a_strategy_that_keeps_copies(table, wrap):
+    strategy, ids = tf.distribute.MirroredStrategy(["CPU:0"]), tf.constant([1, 2], tf.int64)
+    in_function = tf.function(lambda ids: strategy.run(_step, args=(table, wrap, ids)))
+    for step in (lambda ids: strategy.run(_step, args=(table, wrap, ids)), in_function):
+        with pytest.raises(ValueError, match=r"'emb.* cannot be updated under Mirrored.*OneDeviceStrategy.*Horovod"):
+            step(ids)
+    _step(table, wrap, ids)
+    assert np.any(table.sparse_read(ids, training=False) != 0.0)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize("what", [tf.recompute_grad, tf.custom_gradient])
+def test_lookups_in_functions_with_a_gradient_of_their_own(table, what, in_function):
+    look = lambda ids: tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)  # noqa: E731
+    inner = look if what is tf.recompute_grad else lambda ids: (look(ids), lambda up, variables=None: (None, [up]))
+    outer = what(inner)
+    ids = tf.constant([1, 2], tf.int64)
+    with pytest.raises(TypeError, match=r"'emb.*recompute_grad or tf.custom_gradient.*Look its rows up before"):
+        (tf.function(outer) if in_function else outer)(ids)
+
+    # What it says to do.
+    parts = table.as_list() if isinstance(table, tfplugin.PartitionedKvVariable) else [table]
+    given_rows = tf.recompute_grad(lambda rows: tf.reduce_sum(rows**2))
+    with tf.GradientTape() as tape:
+        rows = tf.nn.embedding_lookup(table, ids)
+        loss = given_rows(rows)
+    slices = [one for one in tape.gradient(loss, parts) if one is not None]
+    found = tf.concat([one.values for one in slices], 0)
+    np.testing.assert_allclose(np.sort(found, 0), np.sort(2 * rows.numpy(), 0), rtol=1e-6)
+
+
 def test_a_strategy_of_one_device_is_none(make):
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         assert make().sparse_read([1]).shape == (1, 4)

@@ -29,6 +29,7 @@ from tfplugin.optimizers.hyperparameters import Step, given
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.optimizers.patch_lock import patch_lock
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.placement import refuse_copies
 from tfplugin.wrapped_method import replaced
 
 
@@ -173,6 +174,9 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         if isinstance(self.optimizer, v1_optimizer.Optimizer) or not generic_update.any_key_value(pairs):
             return apply(pairs, *args, **kwargs)
         pairs = _once(pairs)
+        for _, v in pairs:
+            if isinstance(v, KvVariable):
+                refuse_copies(v.name, what="updated")
         plans = {v: fusing.plan(self._core, v) for _, v in pairs if isinstance(v, KvVariable)}
         check_supported(self._core, plans)
         explanation.note(self._core, pairs)

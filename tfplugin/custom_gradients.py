@@ -1,0 +1,30 @@
+"""Lookups in functions whose gradient is one of the user's own: `tf.custom_gradient`, `tf.recompute_grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensorflow.python.eager import record as eager_record
+
+from tfplugin.kv_variable import KvVariable
+
+
+def refuse_tables(original: Callable[..., Any], function: Any, *args: Any) -> Any:
+    """What calls such a function, and reads the variables that it has used to give them to its gradient.
+
+    Raises:
+      TypeError: one of them is a table, which cannot be read.
+    """
+    with eager_record.VariableWatcher() as watcher:
+        try:
+            return original(function, *args)
+        except TypeError as error:
+            tables = [variable for variable in watcher.watched_variables() if isinstance(variable, KvVariable)]
+            if not tables:
+                raise
+            raise TypeError(
+                f"Key-value variable '{tables[0].name}' is looked up in a function of tf.recompute_grad or "
+                "tf.custom_gradient, whose gradients know dense variables only. Look its rows up before, and give them "
+                "to that function as an argument: its gradient then goes on to the table."
+            ) from error
