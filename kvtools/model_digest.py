@@ -34,7 +34,7 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest with its own digest.
+    """Return a manifest with its own digest, in place of one that it has.
 
     >>> sealed({"format": 1})["digest"][:8]
     '3f0a9925'
@@ -45,7 +45,7 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
     """Raise `CorruptFileError` for a manifest, read from `path`, that has another digest than it says."""
     said = manifest.get(DIGEST)
-    if said is not None and said != _digest({name: value for name, value in manifest.items() if name != DIGEST}):
+    if said is not None and said != _digest(manifest):
         raise CorruptFileError(f"reading '{path}': it is not what was written: SHA-256 mismatch; {_WAY_OUT}")
 
 
@@ -78,5 +78,6 @@ def _digest_of(file: Path) -> str:
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    rest = {name: value for name, value in manifest.items() if name != DIGEST}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -35,7 +35,7 @@ def test_json_and_verify(sample_path: Path, tmp_path: Path, capsys: Capture) -> 
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
     assert list(report) == [
-        *["output", "dialect", "tables", "variables", "losses", "lossless"],
+        *["output", "dialect", "tables", "variables", "losses", "notes", "lossless"],
         *["source", "from", "dry_run"],
     ]
     assert (report["from"], report["dialect"], report["lossless"], report["dry_run"]) == (

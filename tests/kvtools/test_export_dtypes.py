@@ -16,6 +16,7 @@ from kvtools.dialects.schema import numpy_dtype
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
 from kvtools.export import export_saved_model
 from kvtools.lookup_model.messages import of_type
+from kvtools.model_digest import sealed
 from kvtools.quantized_rows import QUANTIZED, decode, encode
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.graph_def import Graph, Node
@@ -139,7 +140,7 @@ def test_a_manifest_that_does_not_fit_its_rows(tmp_path: Path, change: dict[str,
     manifest = json.loads(path.read_text())
     assert manifest["format"] == 2
     manifest["tables"][0] |= change
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(sealed(manifest)))
     with pytest.raises(CorruptFileError, match=message):
         open_checkpoint(tmp_path / "out")
 

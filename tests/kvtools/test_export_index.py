@@ -15,6 +15,7 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
 from kvtools.export import export_saved_model
 from kvtools.indexed_rows import INDEXES, slot_order
+from kvtools.model_digest import sealed
 from kvtools.perfect_hash import perfect_hash
 from kvtools.slot_order import SlotOrderWriter
 from kvtools.stock_model.fields import messages, split
@@ -153,7 +154,7 @@ def test_free_slots_that_a_manifest_tells_wrong(folders: dict[str, Path], tmp_pa
     path = tmp_path / "out" / "assets.extra" / "kvtools.json"
     manifest = json.loads(path.read_text())
     manifest["tables"][0]["free_slots"]["key"] += 1
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(sealed(manifest)))
     with pytest.raises(CorruptFileError, match="keys in its slots, expected"):
         list(open_checkpoint(tmp_path / "out").table("many").chunks())
 

@@ -132,6 +132,7 @@ class SnapshotTable {
  private:
   friend class Snapshot;
 
+  void ReadDefaultRow();
   // Whether the mebibyte of a section that begins at `place` is what was written, and keys in it are in order.
   bool Holds(Section section, int64_t place) const;
   // Whether the mixed keys [first, first + n) rise, from the one before them on, and lie in the buckets that
@@ -165,7 +166,7 @@ class SnapshotTable {
 
   const SnapshotFile* file_;
   Layout layout_;
-  std::vector<uint8_t> default_row_;
+  std::vector<uint8_t> default_row_;  // a copy, so that it is what was compared with its checksum
   const void* directory_;
   const uint64_t* keys_;
   const uint8_t* rows_;

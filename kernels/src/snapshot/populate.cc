@@ -130,12 +130,13 @@ void SnapshotTable::VerifyUsed(Section section, int64_t begin, int64_t bytes) co
     const auto number = static_cast<size_t>(layout_.first_checksum[section] + piece);
     if (file_->sound[number].load(std::memory_order_acquire) == file_->generation()) continue;
     if (section == kKeys) VerifyDirectoryOf(piece);
+    const uint32_t generation = file_->generation();
     try {
       Verify(section, piece * format::kCheckedBytes, piece * format::kCheckedBytes + 1);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kInvalidArgument) {
         const std::lock_guard<std::mutex> hold(file_->damage_mutex);
-        if (file_->damage.empty()) file_->damage = error.what();
+        if (file_->generation() == generation && file_->damage.empty()) file_->damage = error.what();
       }
       throw;
     }
@@ -207,10 +208,14 @@ bool Snapshot::Verify(ParallelFor& threads, const GoOn& go_on) const {
         }
       });
       if (bad.load() < count) {
-        file_->Look();
-        if (file_->generation() != generation) return false;  // which may be why
         const Piece& piece = pieces[static_cast<size_t>(bad.load())];
-        piece.table->Verify(piece.section, piece.place, piece.place + 1);
+        try {
+          file_->Look();
+          piece.table->Verify(piece.section, piece.place, piece.place + 1);
+        } catch (const Error&) {
+          if (file_->generation() == generation) throw;
+        }
+        if (file_->generation() != generation) return false;  // which may be why
       }
       {
         const std::lock_guard<std::mutex> hold(file_->damage_mutex);

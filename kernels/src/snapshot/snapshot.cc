@@ -216,7 +216,8 @@ bool Snapshot::verifies_on_use() const { return file_->verify_on_use.load(std::m
 bool Snapshot::Trust(const std::string& identity) { return file_->EndVerifyOnUse(identity); }
 
 void Snapshot::VerifyOnUse() {
-  for (const SnapshotTable& table : tables_) {
+  for (SnapshotTable& table : tables_) {
+    table.ReadDefaultRow();  // the file may not have been here as a whole when it was opened
     table.Verify(SnapshotTable::kDefaultRow, 0, table.layout().sections[SnapshotTable::kDefaultRow].bytes);
   }
   file_->verify_on_use.store(true, std::memory_order_release);

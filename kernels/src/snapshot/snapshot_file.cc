@@ -254,10 +254,8 @@ void SnapshotFile::Note(const State& state) const {
   state_ = state;
   if (!is_linked) {
     verify_on_use.store(true, std::memory_order_release);
-    {
-      const std::lock_guard<std::mutex> hold_damage(damage_mutex);
-      damage.clear();
-    }
+    const std::lock_guard<std::mutex> hold_damage(damage_mutex);  // what was damaged before is told no more
+    damage.clear();
     generation_.fetch_add(1, std::memory_order_acq_rel);
   }
   modified_.store(state.modified);  // whoever sees these sees the generation

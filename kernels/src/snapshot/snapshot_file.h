@@ -86,7 +86,8 @@ class SnapshotFile {
   std::atomic<bool> warm{false};      // Populate came to its end
   std::atomic<bool> resident{false};  // and has read all rows
   mutable std::atomic<bool> verify_on_use{false};
-  // What was found damaged on use, empty as long as nothing is. Under `damage_mutex`.
+  // What was found damaged on use in this generation, empty as long as nothing is. Under `damage_mutex`, which is taken
+  // with `state_mutex_` or without.
   mutable std::mutex damage_mutex;
   mutable std::string damage;
   // Whether what lookups read seems to be on the disk: they then ask for it ahead of use. Only a hint.

@@ -138,7 +138,15 @@ SnapshotTable::SnapshotTable(const SnapshotFile* file, Layout layout)
   directory_ = at(kDirectory);
   keys_ = reinterpret_cast<const uint64_t*>(at(kKeys));
   rows_ = at(kRows);
-  default_row_.assign(at(kDefaultRow), at(kDefaultRow) + layout_.sections[kDefaultRow].bytes);
+  ReadDefaultRow();
+}
+
+void SnapshotTable::ReadDefaultRow() {
+  const Range& section = layout_.sections[kDefaultRow];
+  const uint8_t* const from = file_->data() + section.offset;
+  default_row_.resize(static_cast<size_t>(section.bytes));
+  if (section.bytes > 0 && std::memcmp(default_row_.data(), from, default_row_.size()) != 0)
+    std::memcpy(default_row_.data(), from, default_row_.size());
 }
 
 uint32_t SnapshotTable::generation() const { return file_->generation(); }
