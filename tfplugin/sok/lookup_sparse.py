@@ -66,8 +66,8 @@ def lookup_sparse(
         the hotness of their table; where the ranks do not look up the same tables in the same way, or weights are of
         another shape than their ids; also where another rank raised one of the above, and in place of these when a
         `tf.function` of several ranks runs.
-      tf.errors.OpError: on every rank, as of `KvVariable.sparse_read`, where any cannot take the keys that it owns: more
-        than a `max_capacity`, or no memory. The tables of that rank are as they were.
+      tf.errors.OpError: on every rank, as of `KvVariable.sparse_read`, where any cannot take the keys that it owns:
+        more than a `max_capacity`, or no memory. The tables of that rank are as they were.
 
     Example:
       >>> v = sok.Variable(np.arange(15).reshape(5, 3), dtype=tf.float32)
