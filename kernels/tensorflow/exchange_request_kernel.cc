@@ -145,6 +145,7 @@ class RequestOp : public Kernel {
     const auto of_ids = ids.flat<int64_t>(), of_weights = weights.flat<int64_t>();
     const int64_t n = of_ids.size();
     if (of_ids.data() == of_weights.data() && n == of_weights.size()) return "";
+    if (!ragged && ids.dims() != 2) return "";  // the ids themselves are told of
     if (ragged && n != of_weights.size()) {
       return absl::StrCat("ids have ", n - 1, " rows, weights ", of_weights.size() - 1);
     }
