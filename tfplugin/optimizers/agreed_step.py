@@ -20,6 +20,9 @@ from tfplugin.wrapped_method import replaced
 
 Pairs = Sequence[tuple[Any, Any]]
 
+#: Optimizers that take norms or factors over all rows of a dense variable.
+_SEES_A_WHOLE = {"Adafactor", "Lamb", "Muon"}
+
 
 def spread_variables(grads_and_vars: Pairs) -> list[Any]:
     """Those of which each rank has some rows: each once, in the order in which all ranks give them."""
@@ -40,7 +43,7 @@ def agreed_step(optimizer: Any, spread: Sequence[Any], stand_ins: Sequence[Any],
       pairs: gradients and variables as the optimizer gets them.
 
     Raises:
-      ValueError: it has ``gradient_transformers``.
+      ValueError: it has ``gradient_transformers``, or takes norms over all rows of a variable that is spread.
     """
     core = innermost(optimizer)
     if getattr(core, "gradient_transformers", None):
@@ -48,6 +51,14 @@ def agreed_step(optimizer: Any, spread: Sequence[Any], stand_ins: Sequence[Any],
             f"{type(core).__name__}: gradient_transformers would see the rows of this rank only of "
             f"'{spread[0].name}', which is spread over {spread[0].ranks} ranks. Clip with clipnorm=, global_clipnorm= "
             "or clipvalue=, which are those of one rank; or change the gradients before apply_gradients."
+        )
+    norms_of = {cls.__name__ for cls in type(core).__mro__} & _SEES_A_WHOLE
+    shared = [v for v in spread if getattr(v, "_is_shard", False) and v.owner is None]
+    if norms_of and shared:
+        raise ValueError(
+            f"{type(core).__name__} takes norms or factors over all rows of a variable, and each of {shared[0].ranks} "
+            f"ranks would take those of its own rows of '{shared[0].name}'. Take another optimizer, such as Adam or "
+            "AdamW; or make the variable with mode='localized:0', which has it on one rank."
         )
     group = _Agreement(spread, {id(v): n for n, v in enumerate(stand_ins)}, pairs)
     with patch_lock(core), contextlib.ExitStack() as patches:

@@ -231,6 +231,18 @@ def test_a_transformer_of_gradients_is_refused_on_several_ranks(rank: int, size:
         optimizer.apply_gradients(pairs)
 
 
+@pytest.mark.parametrize("name", ["Adafactor", "Lamb"])
+def test_norms_over_the_rows_of_a_variable_are_those_of_its_owner_or_refused(name: str, rank: int, size: int) -> None:
+    def make() -> Any:
+        return getattr(tf.keras.optimizers, name)(0.1)
+
+    model, _ = _train(make, rank, size, leave_out=("dynamic", "static"))
+    model.check(_reference(make, 1.0, None)[0])
+    if size > 1:
+        with pytest.raises(ValueError, match=rf"{name} takes norms or factors .* mode='localized:0'"):
+            _train(make, rank, size, leave_out=("dynamic",))
+
+
 @pytest.mark.parametrize("keras", ["Keras 3", "legacy"])
 def test_slots_of_a_rank_that_got_no_rows_are_empty(keras: str, rank: int, size: int) -> None:
     table = sok.DynamicVariable(2, "ones", name="slots")
