@@ -2,14 +2,14 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around 27 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around 28 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
   ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), what it restores by name
   (``_NameBasedRestoreCoordinator.eager_restore``), ``save`` and what saves
   asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
-  ``_lift_unlifted_variables``, by which `tf.saved_model.load` takes models of TensorFlow 1, in the gradients of
-  its control flow ``ZerosLikeV1WhileLoop`` and that of Switch, and in those of TensorFlow 2's what `loop_gradients`,
-  `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; and of `tf.function`
+  ``_lift_unlifted_variables`` and ``restore_captures``, by which `tf.saved_model.load` takes models, in the gradients
+  of TensorFlow 1's control flow ``ZerosLikeV1WhileLoop`` and that of Switch, and in TensorFlow 2's what
+  `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; and of `tf.function`
   ``make_function_context``, which tells its traces apart, and ``ConcreteFunction.__call__``. Each passes everything
   that is not a key-value variable, or stands for one, through untouched.
 - In Keras what `keras_models`, `keras_training`, `keras_builds`, `keras_files`, `keras_weights` and `keras_servers`
@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.function.capture import restore_captures
 from tensorflow.python.checkpoint import async_checkpoint_helper, functional_saver
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
 from tensorflow.python.checkpoint import restore as restore_lib
@@ -49,6 +50,7 @@ from tfplugin import (
     keras_servers,
     keras_training,
     keras_weights,
+    loaded_functions,
     lookup,
     loop_gradients,
     named_restore,
@@ -94,6 +96,7 @@ def install() -> None:
         (async_checkpoint_helper.AsyncCheckpointHelper, "_copy_to_cpu", async_save.copy_to_cpu),
         (async_checkpoint_helper.AsyncCheckpointHelper, "sync", async_save.sync),
         (wrap_function, "_lift_unlifted_variables", graph_import.lift_variables),
+        (restore_captures, "restore_captures", loaded_functions.restore_captures),
         (control_flow_state._ControlFlowState, "ZerosLikeV1WhileLoop", cond_gradients.zeros_in_loop),
         (backprop_util, "AggregateIndexedSlicesGradients", table_handle.aggregate),
         (control_flow_state, "ZerosLike", loop_gradients.zeros_like_output),

@@ -107,6 +107,40 @@ def test_saved_model_round_trips_rows_slots_and_parts(tmp_path):
             np.testing.assert_array_equal(tf.gather(rows, order), tf.gather(their_rows, their_order))
 
 
+class _Pair(tf.Module):
+    """A table in two parts beside a dense variable."""
+
+    def __init__(self) -> None:
+        two = tf.compat.v1.fixed_size_partitioner(2)
+        self.table = tf.get_kv_variable("pair", embedding_dim=2, initializer=1.0, partitioner=two)
+        self.dense = tf.Variable(tf.ones([4, 2]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def rows(self, ids):
+        return tf.nn.embedding_lookup(self.table, ids) ** 2 + tf.nn.embedding_lookup(self.dense, ids) ** 2
+
+
+def test_a_function_of_a_loaded_model_trains_its_tables(tmp_path):
+    pair = _Pair()
+    pair.rows(tf.constant([1, 2, 3], tf.int64))
+    tf.saved_model.save(pair, str(tmp_path / "m"))
+
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    optimizer = tfplugin.OptimizerWrapper(tf.keras.optimizers.SGD(0.1))
+    ids = tf.constant([1, 2, 2], tf.int64)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(loaded.rows(ids))
+        variables = [*loaded.table, loaded.dense]
+        optimizer.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)))
+
+    step()
+    np.testing.assert_allclose(loaded.table.sparse_read([1, 2, 3]), [[0.8, 0.8], [0.6, 0.6], [1.0, 1.0]], rtol=1e-6)
+    np.testing.assert_allclose(loaded.dense[1:], [[0.8, 0.8], [0.6, 0.6], [1.0, 1.0]], rtol=1e-6)
+
+
 def test_two_loads_of_one_saved_model_do_not_share_rows(tmp_path):
     model = Model(None)
     train(model, 0)
