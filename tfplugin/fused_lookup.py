@@ -54,6 +54,17 @@ def _tokens(tables: Sequence[Sequence[Table]]) -> list[str]:
     return tokens if any(tokens) else []
 
 
+def _attributes(tables: Sequence[Sequence[Table]], train: bool, missing: str = "zeros") -> dict[str, Any]:
+    """What every op that gathers rows is told of the tables and of the lookup."""
+    return {
+        "parts": [len(parts) for parts in tables],
+        "dims": [parts[0].dim for parts in tables],
+        "mode": "train" if train else missing,
+        "remember": train and any(parts[0].trainable for parts in tables),
+        "in_backward": _tokens(tables),
+    }
+
+
 def gather_many(
     tables: Sequence[Sequence[Table]],
     keys: Sequence[tf.Tensor],
@@ -77,11 +88,7 @@ def gather_many(
             [part.handle for parts in tables for part in parts],
             list(keys),
             dtype=dtype,
-            parts=[len(parts) for parts in tables],
-            dims=[parts[0].dim for parts in tables],
-            mode="train" if train else missing,
-            remember=train and any(parts[0].trainable for parts in tables),
-            in_backward=_tokens(tables),
+            **_attributes(tables, train, missing),
             name=name,
         )
     return rows
@@ -98,11 +105,7 @@ def gather_or_error(
             [part.handle for parts in tables for part in parts],
             list(keys),
             dtype=first.dtype,
-            parts=[len(parts) for parts in tables],
-            dims=[parts[0].dim for parts in tables],
-            mode="train" if train else "zeros",
-            remember=train and any(parts[0].trainable for parts in tables),
-            in_backward=_tokens(tables),
+            **_attributes(tables, train),
         )
     return found.rows, found.error
 
@@ -128,11 +131,7 @@ def gather_for_ranks(
             list(keys),
             counts,
             dtype=first.dtype,
-            parts=[len(parts) for parts in tables],
-            dims=[parts[0].dim for parts in tables],
-            mode="train" if train else "zeros",
-            remember=train and any(parts[0].trainable for parts in tables),
-            in_backward=_tokens(tables),
+            **_attributes(tables, train),
             **flat,
         )
     return found.flat, found.splits
