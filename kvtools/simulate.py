@@ -222,9 +222,9 @@ class SimulatedTable:
         rows, inserted, positions = self._rows[:n], self._inserted[:n], self._positions[:n]
         # Without times each step is a second of its own: rows are in the order in which they were written.
         version = self.steps if self._clock is None else int(self._clock[0]) // _MICROSECONDS
-        # The seeds of a variable: one for a lookup, one for an update.
+        # The seeds of a variable: one for each lookup, and none for an update that rounds to the nearest.
         self.table.gather_or_insert(
-            keys, version=version, seed=2 * self.steps, out=rows, inserted=inserted, positions=positions
+            keys, version=version, seed=self.steps, out=rows, inserted=inserted, positions=positions
         )
         missed = np.count_nonzero(inserted) + np.count_nonzero(positions == _NO_ROW)
         self.table.apply(
