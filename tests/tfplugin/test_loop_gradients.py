@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfplugin
 
-ROWS = np.random.default_rng(0).uniform(0.5, 1.5, (10, 2)).astype(np.float32)
+ROWS = np.random.default_rng(0).uniform(0.5, 1.5, (12, 2)).astype(np.float32)
 IDS = tf.constant([1, 2, 2, 4], tf.int64)
 ZERO = tf.constant(0, tf.int64)
 
@@ -147,7 +147,7 @@ def many_pooled(variable: Any, ids: Any) -> Any:
 def table(parts: int = 1, key_dtype: tf.DType = tf.int64, **options: Any) -> Any:
     partitioner = tf.compat.v1.fixed_size_partitioner(parts) if parts > 1 else None
     made = tfplugin.get_kv_variable("t", 2, key_dtype=key_dtype, partitioner=partitioner, **options)
-    made.upsert(tf.cast(tf.range(10), key_dtype), tf.cast(ROWS, made.dtype))
+    made.upsert(tf.cast(tf.range(len(ROWS)), key_dtype), tf.cast(ROWS, made.dtype))
     return made
 
 
@@ -308,7 +308,7 @@ def test_updates_in_the_backward_pass_of_a_loop_and_a_branch(parts: int) -> None
 
         for first in (1, 2):
             step(IDS + first - 1)
-        moved.append(variable.sparse_read(tf.range(10, dtype=tf.int64), training=False).numpy())
+        moved.append(variable.sparse_read(tf.range(len(ROWS), dtype=tf.int64), training=False).numpy())
     np.testing.assert_allclose(*moved, rtol=1e-5)
     assert np.any(moved[0] != ROWS)
     assert int(updates.steps[0]) > 2

@@ -109,6 +109,8 @@ def test_a_synchronous_fit_is_that_of_one_rank_with_all_batches(kinds, clip, ran
 @pytest.mark.parametrize("told", [None, False, True])
 def test_dense_variables_that_would_drift_are_warned_of(kinds, told, size):
     keras, layers = kinds[0], kinds[1].layers
+    if told and size == 1:
+        pytest.skip("wants Horovod, which one rank has not started")
     layer, dense = layers.HvdAllToAllEmbedding(embedding_size=2, name="drifts"), tf.Variable([1.0], name="bias")
     optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1), synchronous=told)
     with tf.GradientTape() as tape:
