@@ -34,7 +34,11 @@ _KINDS = {
 }
 _NUMBERS_AT_ONCE = 65536
 _MOST_DIMENSIONS = 32
-_MAY_BE_TOO_LARGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{309}")
+# Numbers that float64 does not hold have an exponent of three digits at least, or 309 digits; looked for where all
+# digits are zeros, which takes a fraction of the time that JSON does.
+_ZEROS = bytes.maketrans(b"E123456789", b"e000000000")
+_LARGE_EXPONENT = re.compile(rb"e\+?000")
+_MANY_DIGITS = b"0" * 309
 
 
 def load_json(body: bytes) -> Any:
@@ -42,7 +46,9 @@ def load_json(body: bytes) -> Any:
     if not body:
         raise invalid("JSON Parse error: The document is empty")
     try:
-        return json.loads(body, parse_float=_finite if _MAY_BE_TOO_LARGE.search(body) else None)
+        zeros = body.translate(_ZEROS)
+        may_be_too_large = _LARGE_EXPONENT.search(zeros) is not None or _MANY_DIGITS in zeros
+        return json.loads(body, parse_float=_finite if may_be_too_large else None)
     except (ValueError, RecursionError) as error:
         raise invalid(f"JSON Parse error: {str(error)[:120]}") from None
 
