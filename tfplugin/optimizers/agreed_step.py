@@ -14,14 +14,16 @@ from typing import Any
 import tensorflow as tf
 
 from tfplugin import ranks
+from tfplugin.optimizers import generic_update
+from tfplugin.optimizers.fused import compute_dtype
 from tfplugin.optimizers.inner_optimizer import inner_of, innermost
 from tfplugin.optimizers.patch_lock import patch_lock
 from tfplugin.wrapped_method import replaced
 
 Pairs = Sequence[tuple[Any, Any]]
 
-#: Optimizers that take norms or factors over all rows of a dense variable.
-_SEES_A_WHOLE = {"Adafactor", "Lamb", "Muon"}
+#: Optimizers that take norms or factors over all rows of a dense variable. (Of a table Lamb takes those of each row.)
+_SEES_A_WHOLE = (*generic_update.COUPLES_ROWS, "Lamb")
 
 
 def spread_variables(grads_and_vars: Pairs) -> list[Any]:
@@ -52,9 +54,8 @@ def agreed_step(optimizer: Any, spread: Sequence[Any], stand_ins: Sequence[Any],
             f"'{spread[0].name}', which is spread over {spread[0].ranks} ranks. Clip with clipnorm=, global_clipnorm= "
             "or clipvalue=, which are those of one rank; or change the gradients before apply_gradients."
         )
-    norms_of = {cls.__name__ for cls in type(core).__mro__} & _SEES_A_WHOLE
     shared = [v for v in spread if getattr(v, "_is_shard", False) and v.owner is None]
-    if norms_of and shared:
+    if shared and generic_update.couples_rows(core, _SEES_A_WHOLE):
         raise ValueError(
             f"{type(core).__name__} takes norms or factors over all rows of a variable, and each of {shared[0].ranks} "
             f"ranks would take those of its own rows of '{shared[0].name}'. Take another optimizer, such as Adam or "
@@ -184,13 +185,13 @@ def _values(gradient: Any) -> tf.Tensor:
 
 def _square(gradient: Any) -> tf.Tensor:
     values = _values(gradient)
-    values = tf.cast(values, tf.float64 if values.dtype == tf.float64 else tf.float32)
+    values = tf.cast(values, compute_dtype(values.dtype))
     return tf.cast(tf.reduce_sum(tf.square(values)), tf.float64)
 
 
 def _scaled(gradient: Any, factor: tf.Tensor) -> Any:
     values = _values(gradient)
-    wide = tf.float64 if values.dtype == tf.float64 else tf.float32
+    wide = compute_dtype(values.dtype)
     values = tf.cast(tf.cast(values, wide) * tf.cast(factor, wide), values.dtype)
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

@@ -292,10 +292,10 @@ def constant_of(value: Any, what: str) -> float:
 
 
 #: These take norms or factors over all rows of a matrix.
-_COUPLES_ROWS = ("Adafactor", "Muon")
+COUPLES_ROWS = ("Adafactor", "Muon")
 
 
-def couples_rows(optimizer: Any) -> str | None:
+def couples_rows(optimizer: Any, such: Sequence[str] = COUPLES_ROWS) -> str | None:
     """The name of the class of an optimizer whose update of a row depends on other rows."""
     names = [cls.__name__ for cls in type(optimizer).__mro__]
-    return next((name for name in names if name in _COUPLES_ROWS), None)
+    return next((name for name in names if name in such), None)

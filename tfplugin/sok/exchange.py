@@ -172,21 +172,14 @@ def _look_up_here(lookups: Sequence[Lookup], train: bool, name: str | None) -> l
     return rows
 
 
-def _of_any_shape(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.compat.v1.placeholder_with_default(tensor, [None] * tensor.shape.rank)
-
-
 def _weights_of_shape(lookup: Lookup) -> tf.Tensor:
     """The weights, once they have been seen to lie where the ids do."""
     theirs, mine = lookup.weight_segments, lookup.ids.segments
     if theirs is None:
         return lookup.ids.weights
-    same = tf.cond(
-        tf.reduce_all(tf.equal(tf.shape(theirs), tf.shape(mine))),
-        # Of any shape: TensorFlow refuses, while it traces, to compare what it knows to be of two.
-        lambda: tf.reduce_all(tf.math.equal(_of_any_shape(theirs), _of_any_shape(mine))),
-        lambda: tf.constant(False),
-    )
+    # Shapes by themselves: Equal broadcasts, and of shapes that do not is False.
+    same = tf.reduce_all(tf.equal(tf.shape(theirs), tf.shape(mine)))
+    same &= tf.reduce_all(tf.raw_ops.Equal(x=theirs, y=mine, incompatible_shape_error=False))
     kind = "row splits" if lookup.ids.shape is None else "indices"
     told = tf.strings.format(
         f"'{lookup.table.name}': weights are of another shape than the ids: their {kind} are {{}}, and {{}}",

@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "base/hash.h"
 #include "table/block_hold.h"
 #include "table/find_rows.h"
 #include "table/hash_keys.h"
