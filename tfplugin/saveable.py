@@ -90,7 +90,14 @@ def _written(
         }
         with tf.device(device or None):
             if kind:
-                save = raw.kv_table_save_cut(shard, list(handles), numbers, **described).rows
+                # An op that fails by itself in eager mode aborts those of other threads which wait for a copy from the
+                # CPU: all of them have one rendezvous. A function has its own.
+                save = tf.function(
+                    lambda shard, handles, numbers, described=described: (
+                        raw.kv_table_save_cut(shard, handles, numbers, **described).rows
+                    ),
+                    autograph=False,
+                )(shard, list(handles), numbers)
             else:
                 save = raw.kv_table_save(shard, list(handles), **described)
         with tf.device(cpu_device(device) or None), tf.control_dependencies([save] if save is not None else []):
