@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import functools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.training.saving import saveable_object
 
 from tfplugin.chain_members import with_what_it_goes_back_to
@@ -90,19 +92,24 @@ def _written(
         }
         with tf.device(device or None):
             if kind:
-                # An op that fails by itself in eager mode aborts those of other threads which wait for a copy from the
-                # CPU: all of them have one rendezvous. A function has its own.
-                save = tf.function(
-                    lambda shard, handles, numbers, described=described: (
-                        raw.kv_table_save_cut(shard, handles, numbers, **described).rows
-                    ),
-                    autograph=False,
-                )(shard, list(handles), numbers)
+                cut = functools.partial(raw.kv_table_save_cut, shard, list(handles), numbers, **described)
+                save = run_apart(cut).rows
             else:
                 save = raw.kv_table_save(shard, list(handles), **described)
         with tf.device(cpu_device(device) or None), tf.control_dependencies([save] if save is not None else []):
             written.append(tf.identity(shard))
     return written
+
+
+def run_apart(ops: Callable[[], Any]) -> Any:
+    """Runs ops of a thread in the background, and gives what they give: in a function, where there is a GPU.
+
+    An eager op that fails by itself aborts those of all threads that are waiting for a tensor from another device just
+    then, as a training step on a GPU does: they have one rendezvous. A function has its own.
+    """
+    if tf.executing_eagerly() and context.context().num_gpus():
+        return tf.function(ops, autograph=False)()
+    return ops()
 
 
 def restore_op(prefix: tf.Tensor, variable: Any, tensor_prefix: str, part_infix: str) -> Any:

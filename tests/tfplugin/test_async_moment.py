@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import resource
 import threading
 
@@ -126,6 +127,39 @@ def test_what_failed_is_told_by_the_next_sync_or_save_and_training_goes_on(tmp_p
     restored = Trained()
     restored.checkpoint().restore(path)
     _equal(restored.state(), expected)
+
+
+@pytest.mark.parametrize("by", ["checkpoint", "manager"])
+def test_saves_that_fail_in_the_background_fail_no_step(tmp_path, by):
+    trained = Trained()
+    trained.step(np.arange(5000))
+    stop, told = threading.Event(), []
+
+    def save():
+        if by == "checkpoint":
+            saver = trained.checkpoint()
+            begin = functools.partial(saver.write, str(tmp_path / "c"), options=ASYNC)
+        else:
+            saver = tfplugin.CheckpointManager(trained.checkpoint(), str(tmp_path / "chain"))
+            begin = saver.save
+        while not stop.is_set():
+            try:
+                begin()
+                saver.sync()
+                told.append("nothing")
+            except (tf.errors.OpError, RuntimeError) as error:
+                told.append("File too large" if "File too large" in str(error) else str(error))
+
+    with _files_of_at_most(1 << 16):
+        thread = threading.Thread(target=save)
+        thread.start()
+        try:
+            for _ in range(150):
+                trained.step(np.arange(5000))
+        finally:
+            stop.set()
+            thread.join()
+    assert len(told) > 3 and set(told) == {"File too large"}
 
 
 def test_a_folder_that_cannot_be_made_holds_up_nobody(tmp_path):

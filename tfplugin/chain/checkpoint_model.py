@@ -16,6 +16,7 @@ from tfplugin.chain.tables import ALL, Mark, Moment, by_device, checked, counted
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.saveable import run_apart
 
 _TABLES = "tfplugin.KvVariable"
 _DYNAMIC = "DECustomSaver.Variable"
@@ -194,17 +195,24 @@ def _write(
         for number, (_, group) in enumerate(by_device({x: tables[x] for x in moment.cuts})):
             shards.append(f"{prefix}-tables-{number}")
             cuts = tf.constant([left.pop(x) for x in group], tf.int64)  # the op gives them up, whatever happens
-            counts |= counted(group, [column.numpy() for column in save_cuts(tf.constant(shards[-1]), group, cuts)])
+            of_group = run_apart(lambda group=group, cuts=cuts: save_cuts(tf.constant(shards[-1]), group, cuts))
+            counts |= counted(group, [column.numpy() for column in of_group])
     finally:
         for x, number in left.items():
             raw.kv_table_drop_cut(tables[x].handle, tf.constant(number, tf.int64))
     shards.append(f"{prefix}-dense")
     dense = [*moment.dense, (RECORD_TENSOR, "", tf.constant(record(counts)))]
+    run_apart(lambda: _write_dense(dense, shards, prefix))
+
+
+def _write_dense(dense: Sequence[tuple[str, str, tf.Tensor]], shards: Sequence[str], prefix: str) -> None:
+    """Writes the last of the shards, of dense values, and makes one checkpoint of all shards."""
     with tf.device("CPU:0"):
-        tf.raw_ops.SaveV2(
+        saved = tf.raw_ops.SaveV2(
             prefix=shards[-1],
             tensor_names=[name for name, _, _ in dense],
             shape_and_slices=[piece for _, piece, _ in dense],
             tensors=[tensor for _, _, tensor in dense],
         )
-        gen_io_ops.merge_v2_checkpoints(tf.constant(shards), tf.constant(prefix), delete_old_dirs=False)
+        with tf.control_dependencies([saved] if saved is not None else []):
+            gen_io_ops.merge_v2_checkpoints(tf.constant(list(shards)), tf.constant(prefix), delete_old_dirs=False)
