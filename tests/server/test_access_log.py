@@ -164,7 +164,8 @@ def test_no_error_shows_a_path_of_the_host(tmp_path: Path, serve: Callable[..., 
     before = answers()
     os.truncate(folder / "1.kvsnap", 4096)  # no lookup can be answered from here on
     after = answers()
-    assert any(b"file_changed" in answer for answer in after)
+    # A lookup finds it, or the server's own look at its folder does before.
+    assert any(b"file_changed" in answer or b"has no version that can be served" in answer for answer in after)
     for answer in before + after:
         for name in (tmp_path.name, "site-packages", "Traceback"):
             assert name.encode() not in answer, answer
