@@ -38,6 +38,11 @@ def _store() -> dict[str, Any]:
     return getattr(graph, _GRAPH_ATTRIBUTE)
 
 
+def tables_of_graph() -> dict[str, Any]:
+    """The variables of the default graph, by name; none in eager mode."""
+    return dict(_store())
+
+
 def _key_dtype(dtype: Any, name: str) -> tf.DType:
     try:
         resolved = tf.int64 if dtype is int else tf.as_dtype(dtype)

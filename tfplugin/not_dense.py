@@ -16,8 +16,9 @@ _WRITES = (
 )
 _ALL_ROWS = "it holds a row for each key it has met: take all of them with export(), or some with sparse_read(keys)"
 _INSTEAD = {
-    "op": "in eager mode there is none. tf.train.ExponentialMovingAverage, which asks for it, averages dense variables "
-    "only: leave key-value variables out of its list",
+    "op": "there is none in eager mode, nor of a variable in parts: where an op is asked for, give the parts, "
+    "[*variable]. tf.train.ExponentialMovingAverage, which asks for it, averages dense variables only: leave key-value "
+    "variables out of its list",
     **dict.fromkeys(("value", "read_value", "numpy", "eval", "initial_value", "initialized_value"), _ALL_ROWS),
     "_distribute_strategy": _WRAP,
     **dict.fromkeys(("assign", "assign_add", "assign_sub"), _WRITES),

@@ -2,10 +2,10 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around 28 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around 29 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
   ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), what it restores by name
-  (``_NameBasedRestoreCoordinator.eager_restore``), ``save`` and what saves
+  (``_NameBasedRestoreCoordinator.eager_restore``), ``init_from_checkpoint``, ``save`` and what saves
   asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
   ``_lift_unlifted_variables`` and ``restore_captures``, by which `tf.saved_model.load` takes models, in the gradients
   of TensorFlow 1's control flow ``ZerosLikeV1WhileLoop`` and that of Switch, and in TensorFlow 2's what
@@ -34,12 +34,14 @@ from tensorflow.python.eager.polymorphic_function import concrete_function, func
 from tensorflow.python.framework import func_graph
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import cond_v2, control_flow_state, custom_gradient, while_v2
+from tensorflow.python.training import checkpoint_utils
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
 
 from tfplugin import (
     async_save,
     checkpoint,
+    checkpoint_initializers,
     cond_gradients,
     custom_gradients,
     graph_import,
@@ -91,6 +93,7 @@ def install() -> None:
         (checkpoint_lib.TrackableSaver, "save", async_save.write),
         (checkpoint_lib.TrackableSaver, "restore", checkpoint.restore_of_chain),
         (checkpoint_lib._NameBasedRestoreCoordinator, "eager_restore", named_restore.eager_restore),
+        (checkpoint_utils, "_init_from_checkpoint", checkpoint_initializers.init_from_checkpoint),
         (async_checkpoint_helper.AsyncCheckpointHelper, "save", async_save.begin),
         (async_checkpoint_helper.AsyncCheckpointHelper, "_write", async_save.begin),
         (async_checkpoint_helper.AsyncCheckpointHelper, "_copy_to_cpu", async_save.copy_to_cpu),

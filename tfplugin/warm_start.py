@@ -78,6 +78,15 @@ def warm_start(
     return {name_of(table): fill(table, source) for table, source in sources}
 
 
+def fill_parts(table: Any, path: str, reader: TableReader) -> Any:
+    """Gives a variable, or a part of one, the rows of a table of a checkpoint that are its own, without slots.
+
+    Returns how many came: at once in eager mode; a tensor in a graph, and who runs it fills the table.
+    """
+    source = _Source(path, name_of(table), reader, table, False, False)
+    return (_fill_now if tf.executing_eagerly() else _fill_in_graph)(table, source)
+
+
 @dataclass(frozen=True)
 class _Rows:
     """Rows as the ops want them: keys [n], freqs [n], and the value [n, dim] with the slots [n, width]."""
@@ -107,8 +116,8 @@ class _Source:
         for what, there, here in wanted:
             if there != here.name and not cast:
                 raise ValueError(
-                    f"{self._doing} has {what} of {there}, key-value variable '{name}' of {here.name}: say cast=True "
-                    "to convert them."
+                    f"{self._doing} has {what} of {there}, key-value variable '{name}' of {here.name}: "
+                    "tfplugin.warm_start(..., cast=True) converts them."
                 )
         self._slots = self._chosen(slots)
         widths = {slot.name: slot.width for slot in reader.schema.slots}

@@ -91,3 +91,13 @@ def test_the_width_of_rows(make):
             tfplugin.get_kv_variable("a", initializer=unknown)
     with tf.Graph().as_default():
         assert v1.get_kv_variable("b", initializer=v1.placeholder_with_default(tf.ones([5, 2]), [5, 2])).dim == 2
+
+
+def test_a_variable_in_parts_in_a_list_for_minimize_names_the_way_out():
+    with tf.Graph().as_default():
+        table = tf.get_kv_variable("e", 4, partitioner=tf.compat.v1.fixed_size_partitioner(2))
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1]))
+        optimizer = tf.compat.v1.train.AdamOptimizer()
+        with pytest.raises(AttributeError, match=r"'e' has no 'op'.* give the parts, \[\*variable\]"):
+            optimizer.minimize(loss, var_list=[table])
+        optimizer.minimize(loss, var_list=[*table])

@@ -77,7 +77,7 @@ def test_other_types_are_an_error_or_cast_on_request(tmp_path, make_sample, tabl
     path = save(tmp_path / "other", table_tensors(sample))
     table = tf.get_kv_variable("emb", 4, key_dtype=key, value_dtype=value)
     if (key, value) != ("int64", "float32"):
-        with pytest.raises(ValueError, match="say cast=True"):
+        with pytest.raises(ValueError, match=r"tfplugin.warm_start\(..., cast=True\)"):
             tfplugin.warm_start(path, table)
         assert int(table.size()) == 0
     assert tfplugin.warm_start(path, table, cast=True) == {"emb": 9}
@@ -262,3 +262,98 @@ def test_of_the_folder_of_a_chain_the_increments_come_too(tmp_path):
         table = tf.get_kv_variable("user", 4)
         assert tfplugin.warm_start(path, {table: name}) == {"user": 2}
         np.testing.assert_array_equal(_rows(table, [2, 3]), np.ones([2, 4]))
+
+
+# ---- TensorFlow's own init_from_checkpoint and warm_start ------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A checkpoint of two tables, one in parts, and a dense variable, with slots of Adagrad; and what they hold."""
+    ids = np.arange(1, 8)
+    with tf.Graph().as_default(), v1.Session() as session:
+        with v1.variable_scope("old"):
+            halves = v1.fixed_size_partitioner(2)
+            tables = tf.get_kv_variable("ads", 4, partitioner=halves), tf.get_kv_variable("users", 4)
+            dense = v1.get_variable("w", initializer=2.0)
+        rows = [tf.nn.embedding_lookup(table, ids) for table in tables]
+        loss = tf.add_n([tf.reduce_sum(one**2) for one in rows]) * dense
+        step = v1.train.AdagradOptimizer(0.1).minimize(loss)
+        session.run(v1.global_variables_initializer())
+        for _ in range(2):
+            session.run(step)
+        path = v1.train.Saver().save(session, str(tmp_path / "old" / "model.ckpt"))
+        return path, ids, *session.run([*rows, dense])
+
+
+MAPS = {
+    "scope": lambda m: {"old/": "new/"},
+    "names": lambda m: {"old/ads": "new/ads", "old/users": "new/users", "old/w": "new/w"},
+    "variables": lambda m: [("old/ads", m["ads"]), ("old/users", m["users"]), ("old/w", m["w"])],
+    "parts": lambda m: {"old/ads": list(m["ads"]._kv_parts), "old/users": m["users"], "old/w": m["w"]},
+}
+
+
+@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("parts", [None, 3])
+def test_init_from_checkpoint_has_rows_where_tables_are_initialized(trained, kind, parts):
+    path, ids, ads, users, w = trained
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        with v1.variable_scope("new"):
+            partitioner = None if parts is None else v1.fixed_size_partitioner(parts)
+            model = {
+                "ads": tf.get_kv_variable("ads", 4, partitioner=partitioner),
+                "users": tf.get_kv_variable("users", 4),
+                "w": v1.get_variable("w", initializer=0.0),
+            }
+        v1.train.init_from_checkpoint(str(Path(path).parent), MAPS[kind](model))  # the folder, as a path does
+        looked_up = [tf.nn.embedding_lookup(model[name], ids) for name in ("ads", "users")]
+        step = v1.train.AdagradOptimizer(0.1).minimize(sum(map(tf.reduce_sum, looked_up)))
+        sizes = [model["ads"].size(), model["users"].size()]
+        start = v1.global_variables_initializer()
+        graph.finalize()
+        for _ in range(2):  # begins anew each time
+            session.run(start)
+            assert session.run(sizes) == [7, 7]
+            found = session.run([*looked_up, model["w"]])
+            for one, expected in zip(found, [ads, users, w], strict=True):
+                np.testing.assert_array_equal(one, expected)
+            session.run(step)
+        # Slots begin anew, as those of dense variables do.
+        np.testing.assert_allclose(session.run(looked_up[1]), users - 0.1 / np.sqrt(1.1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("wanted", [".*", ["old/ads", "old/users", "old/w"]])
+def test_warm_start_of_tensorflow(trained, wanted):
+    path, ids, ads, users, w = trained
+    with tf.Graph().as_default(), v1.Session() as session, v1.variable_scope("old"):
+        tables = tf.get_kv_variable("ads", 4, partitioner=v1.fixed_size_partitioner(2)), tf.get_kv_variable("users", 4)
+        dense = v1.get_variable("w", initializer=0.0)
+        v1.train.warm_start(path, wanted)
+        session.run(v1.global_variables_initializer())
+        found = session.run([*(tf.nn.embedding_lookup(table, ids) for table in tables), dense])
+        for one, expected in zip(found, [ads, users, w], strict=True):
+            np.testing.assert_array_equal(one, expected)
+
+
+def test_init_from_checkpoint_in_eager_mode_replaces_rows(trained):
+    path, ids, ads, _, _ = trained
+    table = tf.get_kv_variable("t", 4)
+    table.upsert([99], np.ones([1, 4], np.float32))
+    v1.train.init_from_checkpoint(path, {"old/ads": table})
+    np.testing.assert_array_equal(_rows(table, ids), ads)
+    assert int(table.size()) == 7
+
+
+def test_init_from_checkpoint_names_what_is_not_there(trained):
+    path, *_ = trained
+    with tf.Graph().as_default():
+        table = tf.get_kv_variable("user", 4)
+        with pytest.raises(
+            ValueError, match=r"init_from_checkpoint: 'user' .*no table 'old/user'; the nearest: 'old/users'"
+        ):
+            v1.train.init_from_checkpoint(path, {"old/": "/"})
+        wide = tf.get_kv_variable("wide", 8)
+        with pytest.raises(ValueError, match="dim 4, key-value variable 'wide' has dim 8"):
+            v1.train.init_from_checkpoint(path, {"old/users": wide})
+        del table
