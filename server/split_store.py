@@ -213,6 +213,7 @@ class DenseStore(SavedModelStore):
         super().__init__(model.dense)
         self.path = model.folder
         self.fingerprint = _fingerprint(model)
+        self.reads = tuple(model.tables)
         self.signatures = _signatures(  # type: ignore[assignment]
             model, self.signatures, _rows_from(client, servers)
         )
