@@ -202,7 +202,7 @@ def _open(
     if is_split(path):
         from kvtools.server.split_store import open_split  # takes long to import
 
-        return cast(TableStore, open_split(path, settings.rows_from, progress=progress))
+        return cast(TableStore, open_split(path, settings.rows_from, ca=settings.rows_from_ca, progress=progress))
     if settings.rows_from:
         raise UsageError(
             f"serving '{path}': --rows-from is for a model in two halves, as kvtools export --split writes it"
