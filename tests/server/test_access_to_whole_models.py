@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,29 @@ def test_a_key_needs_the_tables_that_a_whole_model_reads(
         assert said["stranger"][name].startswith(f"the key '{name}' is for some tables only, and which tables model")
         assert 'give the key models = ["stranger"]' in said["stranger"][name]
     assert asked(catalog, settings, "named", "ctr", protocol) == "the key 'named' is not for model 'ctr'"
+
+
+@pytest.mark.parametrize("protocol", ["predict", "infer"])
+def test_what_is_asked_of_a_whole_model_is_counted_and_logged_under_its_name(
+    catalog: Catalog, settings: Settings, protocol: str, tmp_path: Path
+) -> None:
+    settings = dataclasses.replace(settings, access_log=str(tmp_path / "log"))
+    observer = Telemetry(catalog, settings)
+    client = TestClient(create_app(catalog, settings, lookups=Lookups(catalog, settings, observer)))
+    path = {"predict": "/v1/models/ctr:predict", "infer": "/v2/models/ctr/infer"}[protocol]
+    ids = {"name": "ids", "datatype": "INT64", "shape": [1], "data": [7]}
+    body = {"predict": {"instances": [7]}, "infer": {"inputs": [ids]}}[protocol]
+    asked = [("all", body, 200), ("all", {"inputs": "none"}, 400), ("other", body, 403)]
+    for name, sent, status in asked:
+        assert client.post(path, json=sent, headers={"X-API-Key": secret(name)}).status_code == status
+    metrics = client.get("/metrics", headers={"X-API-Key": secret("all")}).text
+    labels = f'{{protocol="http",api="{protocol}",table="",model="ctr"}}'
+    assert f"kvtools_request_seconds_count{labels} 3\n" in metrics
+    observer.close()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(line["key"], line["model"], line["status"]) for line in lines if line.get("api") == protocol] == [
+        (name, "ctr", status) for name, _, status in asked
+    ]
 
 
 def test_a_key_that_opens_nothing_is_told(
