@@ -76,6 +76,14 @@ def run(
             " for each shard in order.",
         ),
     ] = None,
+    rows_from_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Certificates in PEM to trust at --rows-from https://..., in place of the system's.",
+            envvar="KVTOOLS_SERVE_ROWS_FROM_CA",
+        ),
+    ] = None,
     model_name: Annotated[str, typer.Option(metavar="NAME", help="The name of a single model.")] = _MODEL_NAME,
     follow: Annotated[
         list[str] | None,
@@ -232,6 +240,10 @@ def run(
         from kvtools.client import Client
 
         Client(shards=shards).close()  # what is no URL is told at once
+    if rows_from_ca is not None:
+        if not any(url.lower().startswith("https://") for shard in shards for url in shard):
+            raise UsageError(f"{doing}: got --rows-from-ca and no --rows-from https://..., expected both or none")
+        _check_certificates(doing, rows_from_ca)
     if backend is not None and len(paths) > 1:
         raise UsageError(
             f"{doing}: got {len(paths)} models and a --backend, expected one model: each table is there once"
@@ -286,6 +298,7 @@ def run(
         missing=missing,  # type: ignore[arg-type]
         backend=backend,
         rows_from=shards,
+        rows_from_ca=rows_from_ca,
         backend_down=backend_down,  # type: ignore[arg-type]
         workers=workers,
         poll=poll,
@@ -315,6 +328,18 @@ def run(
 
     if status := serve(sources, settings, source.options(), as_json=as_json, quiet=shared().quiet):
         raise typer.Exit(status)
+
+
+def _check_certificates(doing: str, file: Path) -> None:
+    """Raise `UsageError` for a file without certificates, before anything is loaded."""
+    import ssl
+
+    try:
+        ssl.create_default_context(cafile=file)
+    except ssl.SSLError as error:
+        raise UsageError(f"{doing}: --rows-from-ca '{file}' has no certificate in PEM") from error
+    except OSError as error:
+        raise UsageError(f"{doing}: reading --rows-from-ca '{file}': {error.strerror or error}") from error
 
 
 def _chains(texts: Sequence[str], model_name: str) -> tuple[tuple[str, str], ...]:

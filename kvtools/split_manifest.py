@@ -243,6 +243,16 @@ def is_split(folder: str | os.PathLike[str]) -> bool:
     return Path(folder, MANIFEST).is_file()
 
 
+def check_half(folder: str | os.PathLike[str]) -> None:
+    """Raise `BadInputError` for a folder that has the dense part of a model in two halves and lacks its manifest."""
+    if Path(folder, DENSE, "saved_model.pb").is_file() and not is_split(folder):
+        missing = [repr(name) for name in (MANIFEST, SNAPSHOT) if not Path(folder, name).is_file()]
+        raise BadInputError(
+            f"reading '{os.fspath(folder)}': it looks like a part of what `kvtools export --split` writes:"
+            f" {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there; copy the folder as a whole"
+        )
+
+
 def encoded(
     *,
     export: str,

@@ -7,6 +7,9 @@
     models = ["ctr"]                  # all, if it is left out
     admin = false                     # may labels and models be changed with it?
 
+A whole model, which TensorFlow runs, needs a key for all tables that its manifest names. Where nobody says which they
+are, it needs one for all tables, or one that names the model in `models`.
+
 Only digests are kept, and all of them are compared, each in constant time. What a client sends is never logged or
 shown.
 """
@@ -78,10 +81,19 @@ class AccessKeys:
                 found = key
         return found
 
-    def unmatched(self, tables: Collection[str], models: Collection[str]) -> list[str]:
-        """Return a sentence for each name or pattern of a key that none of `tables`, or of `models`, has."""
+    def unmatched(
+        self, tables: Collection[str], models: Collection[str], of_unknown: Collection[str] = ()
+    ) -> list[str]:
+        """Return a sentence for each name or pattern of a key that none of `tables`, or of `models`, has.
+
+        So it does for a key whose lists open nothing at all. `of_unknown` are the models whose tables are not known.
+        """
         said = []
         for key in self._keys:
+            if key.models == () and not key.admin:
+                said.append(f"key '{key.name}' opens nothing: its list of models is empty; leave it out to open all")
+            elif key.tables == () and not key.admin and not any(_opens_unknown(key, model) for model in of_unknown):
+                said.append(f"key '{key.name}' opens nothing: its list of tables is empty; leave it out to open all")
             for what, patterns, names in (("table", key.tables, tables), ("model", key.models, models)):
                 for pattern in patterns or ():
                     if not any(_opens((pattern,), name) for name in names):
@@ -113,6 +125,18 @@ class AccessKeys:
                 if not _opens(key.tables, table):
                     raise RequestError(403, "forbidden", f"the key '{key.name}' is not for table '{table[:200]}'")
 
+    def authorize_unknown(self, headers: Mapping[str, str], model: str) -> None:
+        """Raise `RequestError` unless the client's key opens `model`, of which nobody knows the tables."""
+        self.authorize(headers, model=model)
+        key = self.find(headers)
+        if key is not None and not _opens_unknown(key, model):
+            raise RequestError(
+                403,
+                "forbidden",
+                f"the key '{key.name}' is for some tables only, and which tables model '{model}' reads is not known:"
+                f' give the key models = ["{model}"], or serve what `kvtools export --savedmodel` or --split wrote',
+            )
+
 
 def read_access_keys(path: Path | None) -> AccessKeys | None:
     """Return the keys of a file and that of the environment (`KVTOOLS_SERVE_API_KEY`: all tables, no administration).
@@ -129,6 +153,11 @@ def read_access_keys(path: Path | None) -> AccessKeys | None:
 
 def _opens(patterns: tuple[str, ...] | None, name: str) -> bool:
     return patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _opens_unknown(key: AccessKey, model: str) -> bool:
+    """Tell whether a key opens a model of which nobody knows the tables: it opens all tables, or names the model."""
+    return key.tables is None or "*" in key.tables or (key.models is not None and _opens(key.models, model))
 
 
 def _read(path: Path) -> list[AccessKey]:

@@ -34,6 +34,13 @@ class Caller:
         """Raise a `ProtocolError` if the caller may not look up `tables`, or without any, may not ask at all."""
         self._checked(lambda: self.observer.authorize(self.headers, tables))
 
+    def looks_up(self, tables: Sequence[str] | None) -> None:
+        """Raise a `ProtocolError` if the caller may not read `tables`; None: those of the model, which are unknown."""
+        if tables is None:
+            self._checked(lambda: self.observer.authorize_unknown(self.headers, self.model))
+        else:
+            self.authorize(tables)
+
     def asks(self, served: ServedVersion) -> None:
         """Note what is asked. Raises a `ProtocolError` if the caller may not ask this model."""
         self.model, self.version = served.model, served.number

@@ -2,13 +2,15 @@
 
 A tensor is nested lists, every list of a level as long as the first. Floating-point numbers have a point or an
 exponent, and NaN, Infinity and -Infinity are tokens of their own, which Python's `json` reads. A string that is not
-text is `{"b64": "..."}`, both ways; answers have it for outputs whose name ends in `_bytes`.
+text is `{"b64": "..."}`, both ways; answers have it for all of an output whose name ends in `_bytes`, and for what is
+not UTF-8 in any other, where TensorFlow Serving writes bytes that are no JSON.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import math
 import re
@@ -166,6 +168,8 @@ def text_blocks(array: Array, *, as_bytes: bool = False) -> Iterator[bytes]:
     Example:
         >>> b"".join(text_blocks(np.array([[0.1, np.nan]], np.float32)))
         b'[[0.1,NaN]]'
+        >>> b"".join(text_blocks(np.array([b"a", b"\\xff"], object)))
+        b'["a",{"b64":"/w=="}]'
     """
     if array.dtype == STRING:
         yield _strings_text(array, as_bytes)
@@ -222,4 +226,7 @@ def _strings_text(array: Array, as_bytes: bool) -> bytes:
 
 def _string(value: Any, as_bytes: bool) -> Any:
     data = value if isinstance(value, bytes) else str(value).encode()
-    return {"b64": base64.b64encode(data).decode()} if as_bytes else data.decode("utf-8", "replace")
+    if not as_bytes:
+        with contextlib.suppress(UnicodeDecodeError):
+            return data.decode()
+    return {"b64": base64.b64encode(data).decode()}

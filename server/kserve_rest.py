@@ -425,6 +425,12 @@ def _response(
             described.append((to_json({**head, "parameters": {"binary_data_size": len(values[-1])}}), None))
         elif datatype in ("FP16", "BF16"):
             raise invalid(f"output '{output}': values of {datatype} are answered as binary only: set binary_data")
+        elif datatype == "BYTES" and not _is_text(array):
+            raise ProtocolError(
+                "FAILED_PRECONDITION",
+                f"output '{output}': a value is not UTF-8, which this protocol has no JSON for: set binary_data",
+                status=400,
+            )
         else:
             numbers += array.size
             described.append((to_json(head), array))
@@ -436,6 +442,16 @@ def _response(
         return blocks_response(blocks, numbers)
     document = b"".join(blocks)
     return Response(b"".join([document, *values]), media_type=_BINARY, headers={HEADER: str(len(document))})
+
+
+def _is_text(strings: Array) -> bool:
+    try:
+        for value in strings.flat:
+            if isinstance(value, bytes):
+                value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _document(about: bytes, outputs: list[tuple[bytes, Array | None]]) -> Iterator[bytes]:

@@ -69,7 +69,7 @@ class Counts:
         self.requests[request] = self.requests.get(request, 0) + 1
         counts = answered.counts
         table = "" if not counts else counts[0].table if len(counts) == 1 else SEVERAL
-        timed = (protocol, api, table, counts[0].model if counts else "")
+        timed = (protocol, api, table, counts[0].model if counts else answered.model)
         buckets = self.seconds.get(timed)
         if buckets is None:
             buckets = self.seconds[timed] = [0] * (len(BOUNDS) + 2)
@@ -306,7 +306,7 @@ def _lines(counts: Counts, catalog: Catalog, workers: int) -> Iterator[str]:
     )
     yield from _histogram(
         "kvtools_request_seconds",
-        "From the whole request to the whole answer; table is * for several, and empty for none.",
+        "From the whole request to the whole answer; table is * for several, and empty for none or an error.",
         BOUNDS,
         [
             ({"protocol": protocol, "api": api, "table": table, "model": model}, buckets)

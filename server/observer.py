@@ -99,6 +99,9 @@ class Observer:
     def authorize_model(self, headers: Mapping[str, str], model: str | None) -> None:
         """Raise `RequestError` if who sends `headers` may not ask `model`; None: the first one."""
 
+    def authorize_unknown(self, headers: Mapping[str, str], model: str) -> None:
+        """Raise `RequestError` if who sends `headers` may not ask `model`, whose tables are not known."""
+
     def authorize_change(self, headers: Mapping[str, str]) -> None:
         """Raise `RequestError` if who sends `headers` may not change what is served."""
 

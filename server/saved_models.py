@@ -21,7 +21,7 @@ import numpy as np
 from kvtools.dialects.bundle.wire import WireError, as_bytes, read_fields
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.options import OpenOptions, Progress
-from kvtools.dialects.savedmodel import check_graph, is_whole_model
+from kvtools.dialects.savedmodel import check_graph, is_whole_model, tables_read
 from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError, one_line
 from kvtools.model_requests import InputSpec
 from kvtools.quiet_import import import_quietly
@@ -52,6 +52,7 @@ class ModelSignature:
     outputs: Mapping[str, TensorSpec]
     method_name: str
     graph: _Graph = field(repr=False)
+    tables: tuple[str, ...] | None = None
 
     def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
         """An input has the one type that the signature says."""
@@ -136,6 +137,7 @@ class SavedModelStore:
         finally:
             said.setLevel(level)
         runs = _Graph(tf, session)
+        self.reads = tables_read(self.path)
         self.signatures: dict[str, ModelSignature] = {}
         for name, definition in sorted(meta.signature_def.items()):
             if name.startswith("__saved_model"):
@@ -144,7 +146,7 @@ class SavedModelStore:
             if inputs is None or not outputs:
                 _LOG.warning("'%s': signature '%s' has tensors that are not dense; it is left out", self.path, name)
                 continue
-            self.signatures[name] = ModelSignature(name, inputs, outputs, definition.method_name, runs)
+            self.signatures[name] = ModelSignature(name, inputs, outputs, definition.method_name, runs, self.reads)
         if not self.signatures:
             raise BadInputError(f"serving '{self.path}': the model has no signature that can be asked")
 

@@ -41,6 +41,7 @@ class Settings:
     backend: str | None = None  # the URL of a Redis that has the rows which the path has not; or all, if it is the path
     backend_down: Literal["error", "missing"] = "error"  # what keys give that only a Redis could have that is down
     rows_from: tuple[tuple[str, ...], ...] = ()  # servers of the rows of models in two halves, of each shard
+    rows_from_ca: Path | None = None  # certificates in PEM to trust there, in place of the system's
     workers: int = 1  # processes; with more than one, every port is listened on with SO_REUSEPORT
     poll: float | None = None  # how often folders are looked at; None: at SIGHUP, when a file was cut, and chains often
     follow: tuple[tuple[str, str], ...] = ()  # models that are served from chains: their names and folders

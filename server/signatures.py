@@ -94,6 +94,11 @@ class Signature(Protocol):
         """TensorFlow Serving's word for how it is asked."""
         ...
 
+    @property
+    def tables(self) -> tuple[str, ...] | None:
+        """The tables whose rows it reads; None: that is not known."""
+        ...
+
     def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
         """Tell whether the input `name` may have this type."""
         ...
@@ -124,6 +129,11 @@ class TableSignature:
             "embeddings": TensorSpec(self.dtype, None, f"{self.name}_embeddings:0", self.table.schema.dim),
             "found": TensorSpec(np.dtype(np.bool_), None, f"{self.name}_found:0"),
         }
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The table that is looked up in."""
+        return (self.table.schema.name,)
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -259,13 +269,12 @@ def ask(
     signature: Signature, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings, caller: Caller
 ) -> dict[str, Array]:
     """Answer a caller who may ask this; `inputs` and `outputs` have been checked. Raises `ProtocolError`."""
+    caller.looks_up(signature.tables)
     if not isinstance(signature, TableSignature):
-        caller.authorize(getattr(signature, "tables", ()))
         if counting := getattr(signature, "run_and_count", None):
             return counting(inputs, outputs, settings, caller.counts, caller.model)  # type: ignore[no-any-return]
         return signature.run(inputs, outputs, settings)
     table = signature.table.schema.name
-    caller.authorize((table,))
     answer = signature.run(inputs, list(dict.fromkeys([*outputs, "found"])), settings)
     found = answer["found"]
     caller.counts.append(TableCount(table, found.size, found.size - int(np.count_nonzero(found)), caller.model))

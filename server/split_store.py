@@ -7,19 +7,22 @@ other. Both halves are one store, so a version has both or none of them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvtools.client import Client, ClientError, SplitModel, UnavailableError
+from kvtools.client.errors import CA_FILE
 from kvtools.client.split_rows import check_exact, distinct_keys, rows_of_keys
 from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import numpy_dtype
@@ -37,6 +40,8 @@ from kvtools.split_manifest import SplitLookup, SplitSignature, SplitTensor
 
 API_KEY = "KVTOOLS_SERVE_ROWS_FROM_API_KEY"
 """The variable of the environment with the access key for servers of rows."""
+CA_OPTION = "--rows-from-ca "
+"""The option of the command line with the certificates to trust there, before its value."""
 
 _LOG = logging.getLogger("kvtools.serve")
 
@@ -122,10 +127,17 @@ class WholeSignature:
 
 
 def open_split(
-    path: str | os.PathLike[str], rows_from: Sequence[Sequence[str]] = (), *, progress: Progress | None = None
+    path: str | os.PathLike[str],
+    rows_from: Sequence[Sequence[str]] = (),
+    *,
+    ca: Path | None = None,
+    progress: Progress | None = None,
 ) -> Any:
-    """Open a model in two halves; `rows_from` are the URLs of the servers of its rows, of each shard, if not here."""
-    return DenseStore(path, rows_from) if rows_from else SplitStore(path, progress=progress)
+    """Open a model in two halves; `rows_from` are the URLs of the servers of its rows, of each shard, if not here.
+
+    `ca` has the certificates to trust there, in place of the system's.
+    """
+    return DenseStore(path, rows_from, ca) if rows_from else SplitStore(path, progress=progress)
 
 
 class SplitStore(TableStore):
@@ -187,6 +199,8 @@ class SplitStore(TableStore):
 class DenseStore(SavedModelStore):
     """The dense part of a model in two halves; its rows come from other servers, of which `shards` has the URLs.
 
+    `ca` has the certificates to trust there, in place of the system's.
+
     Raises:
         MissingDependencyError: TensorFlow is not installed.
         BadInputError: a server has another table than the model has.
@@ -194,25 +208,25 @@ class DenseStore(SavedModelStore):
             shard than the one in whose place it stands.
     """
 
-    def __init__(self, path: str | os.PathLike[str], shards: Sequence[Sequence[str]]) -> None:
+    def __init__(self, path: str | os.PathLike[str], shards: Sequence[Sequence[str]], ca: Path | None = None) -> None:
         model = SplitModel.read(path)
         check_files(model.dense, model.manifest)
         for one in model.signatures.values():
             check_exact(one)
-        key = os.environ.get(API_KEY)
-        client = Client(shards=shards, export=model.export, api_key=key)
-        weakref.finalize(self, client.close)
-        servers = _RowServers(
-            model, Client(shards=shards, export=model.export, api_key=key, timeout=_WATCH_LIMIT, retries=0)
-        )
-        weakref.finalize(self, servers.close)
-        client.tables()  # with the patience of lookups
-        servers.look()
+        given: dict[str, Any] = {"shards": shards, "export": model.export, "api_key": os.environ.get(API_KEY)}
+        with _as_option():
+            client = Client(**given, ca_file=ca)
+            weakref.finalize(self, client.close)
+            servers = _RowServers(model, Client(**given, ca_file=ca, timeout=_WATCH_LIMIT, retries=0))
+            weakref.finalize(self, servers.close)
+            client.tables()  # with the patience of lookups
+            servers.look()
         if servers.away:
             raise UnavailableError(servers.away)
         super().__init__(model.dense)
         self.path = model.folder
         self.fingerprint = _fingerprint(model)
+        self.reads = tuple(model.tables)
         self.signatures = _signatures(  # type: ignore[assignment]
             model, self.signatures, _rows_from(client, servers)
         )
@@ -238,7 +252,8 @@ class _RowServers:
 
     def look(self) -> None:
         """Ask all of them; raises `BadInputError` or `ClientError` where one has other rows than it should have."""
-        listings, self.away = self._client.check()
+        listings, away = self._client.check()
+        self.away = away.replace(CA_FILE, CA_OPTION)
         for listing in listings:
             for name, table in self._model.tables.items():
                 own = listing.tables.get(name)
@@ -270,7 +285,8 @@ class _RowServers:
             self._soon.clear()
             before = self.away
             try:
-                self.look()
+                with _as_option():
+                    self.look()
             except KvtoolsError as error:
                 self.away = str(error)
             if self._ended:
@@ -280,6 +296,16 @@ class _RowServers:
             elif before and not self.away:
                 _LOG.info("the rows of '%s' are there again", self._model.folder)
         self._client.close()
+
+
+@contextlib.contextmanager
+def _as_option() -> Iterator[None]:
+    """Have errors of the client name the option of the command line in place of its own."""
+    try:
+        yield
+    except KvtoolsError as error:
+        error.args = (str(error).replace(CA_FILE, CA_OPTION), *error.args[1:])
+        raise
 
 
 def _fingerprint(model: SplitModel) -> str:
@@ -317,7 +343,8 @@ def _rows_from(client: Client, servers: _RowServers) -> LookUp:
     def look_up(signature: SplitSignature, keys: Sequence[Array], settings: Settings) -> Rows:
         wanted, places = distinct_keys(signature, keys)
         try:
-            answers = client.lookup_many(wanted, missing="zeros") if wanted else {}
+            with _as_option():
+                answers = client.lookup_many(wanted, missing="zeros") if wanted else {}
         except UnavailableError as error:
             servers.look_soon()
             message = f"the rows of this model are elsewhere: {one_line(str(error))}"

@@ -42,6 +42,11 @@ class Telemetry(Observer):
             first = self._catalog.names()[:1] if model is None else [model]
             self._keys.authorize(headers, model=first[0] if first else None)
 
+    def authorize_unknown(self, headers: Mapping[str, str], model: str) -> None:
+        """Let in who has a key for all tables, or one that names `model`."""
+        if self._keys is not None:
+            self._keys.authorize_unknown(headers, model)
+
     def authorize_change(self, headers: Mapping[str, str]) -> None:
         """Let in who has a key for administration."""
         if self._keys is not None:
@@ -104,7 +109,14 @@ class Telemetry(Observer):
         if self._keys is None or waiting:  # whose tables are not known yet
             return
         shared = self._settings.shared
-        for line in self._keys.unmatched({table for version in versions for table in version.store.tables}, names):
+        tables: set[str] = set()
+        unknown: set[str] = set()
+        for version in versions:
+            read = getattr(version.store, "reads", tuple(version.store.tables))
+            tables.update(read or ())
+            if read is None:
+                unknown.add(version.model)
+        for line in self._keys.unmatched(tables, names, unknown):
             if shared is None or SharedSources(shared).says_first(line):
                 log.warning("%s", line)
 

@@ -131,6 +131,11 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
 
     def reload(data: bytes, caller: Caller) -> bytes:
         caller.changes()
+        if not settings.admin:
+            raise ProtocolError(
+                "PERMISSION_DENIED",
+                "models are not changed by requests here; start the server with --admin to allow it",
+            )
         request = parse(_ReloadRequest, data)
         _reload(catalog, settings, model_sources(request.config))
         response = _ReloadResponse()
@@ -235,10 +240,6 @@ def _policy(model: Any) -> VersionPolicy:
 
 
 def _reload(catalog: Catalog, settings: Settings, sources: list[ModelSource]) -> None:
-    if not settings.admin:
-        raise ProtocolError(
-            "PERMISSION_DENIED", "models are not changed by requests here; start the server with --admin to allow it"
-        )
     if catalog.changes is None:
         raise ProtocolError(
             "FAILED_PRECONDITION", "this server serves one model as it was at start; start it on folders"

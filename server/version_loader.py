@@ -28,7 +28,7 @@ from kvtools.server.sources import SharedSources
 from kvtools.server.store import TableStore
 from kvtools.server.version_folder import FoundVersion
 from kvtools.snapshot import file_errors
-from kvtools.split_manifest import is_split
+from kvtools.split_manifest import check_half, is_split
 
 log = logging.getLogger("kvtools.serve")
 
@@ -202,7 +202,8 @@ def _open(
     if is_split(path):
         from kvtools.server.split_store import open_split  # takes long to import
 
-        return cast(TableStore, open_split(path, settings.rows_from, progress=progress))
+        return cast(TableStore, open_split(path, settings.rows_from, ca=settings.rows_from_ca, progress=progress))
+    check_half(path)
     if settings.rows_from:
         raise UsageError(
             f"serving '{path}': --rows-from is for a model in two halves, as kvtools export --split writes it"

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from kvtools.client.asynchronous import AsyncTransport
 from kvtools.client.blocking import BlockingTransport
+from kvtools.client.errors import CA_FILE
 from kvtools.client.options import Options
 from kvtools.client.session import Session
 from kvtools.errors import UsageError
@@ -59,9 +60,9 @@ def _with_certificates(options: Options) -> Options:
     try:
         context = ssl.create_default_context(cafile=options.ca_file)
     except ssl.SSLError as error:
-        raise UsageError(f"making a client: ca_file='{options.ca_file}' has no certificate in PEM") from error
+        raise UsageError(f"making a client: {CA_FILE}'{options.ca_file}' has no certificate in PEM") from error
     except OSError as error:
-        raise UsageError(f"making a client: reading ca_file='{options.ca_file}': {error.strerror}") from error
+        raise UsageError(f"making a client: reading {CA_FILE}'{options.ca_file}': {error.strerror}") from error
     return dataclasses.replace(options, tls=context)
 
 

@@ -6,6 +6,9 @@ import ssl
 
 from kvtools.errors import KvtoolsError
 
+CA_FILE = "ca_file="
+"""What names a certificate authority, in the words of errors."""
+
 
 class ClientError(KvtoolsError):
     """Base of what a client raises; a wrong argument is a `UsageError`, a wrong name an `UnknownTableError`."""
@@ -52,7 +55,7 @@ def with_way_out(error: OSError, *, mute: bool = False) -> OSError:
     if mute and isinstance(error, ConnectionResetError):
         return ConnectionResetError(f"{error.strerror or error}; if this port speaks TLS, name it by https://")
     if isinstance(error, ssl.SSLCertVerificationError):
-        return OSError(f"{error.verify_message}; name its certificate authority by ca_file=")
+        return OSError(f"{error.verify_message}; name its certificate authority by {CA_FILE}FILE, or in SSL_CERT_FILE")
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
         return OSError("it does not speak TLS; name it by http://, or check the port of the URL")
     return error

@@ -62,6 +62,15 @@ def is_whole_model(folder: Path) -> bool:
     return isinstance(manifest, dict) and manifest.get("whole_model") is True
 
 
+def tables_read(folder: Path) -> tuple[str, ...] | None:
+    """Return the tables that the model in a folder reads, by its manifest; None: there is none that says so."""
+    try:
+        tables = tuple(record["name"] for record in json.loads(read_bytes(folder / MANIFEST))["tables"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return tables if tables and all(isinstance(name, str) for name in tables) else None
+
+
 def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     """Open an exported model; raises `CorruptFileError` if its manifest and variables disagree."""
     location, bundle = located(source)

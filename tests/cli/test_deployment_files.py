@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from certificate import make_certificate
+from serving_processes import serving
 
 from kvtools.cli.main import main
 from kvtools.server import run
@@ -88,6 +92,24 @@ def test_the_container(started: Any) -> None:
     assert made.endswith(environment["KVTOOLS_CACHE_DIR"]), "who has no home has a cache"
 
 
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_health_check_of_the_container_asks_as_the_server_answers(
+    tls: bool, tmp_path: Path, sample_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("grpc_health")
+    (check,) = re.findall(r"CMD (\[.*\])", dict(dockerfile())["HEALTHCHECK"])
+    command = [sys.executable, *json.loads(check)[1:]]
+    if tls:
+        for name, file in zip(("CERT", "KEY"), make_certificate(tmp_path), strict=True):
+            monkeypatch.setenv(f"KVTOOLS_SERVE_TLS_{name}", str(file))
+    with serving(sample_path) as ports:
+        monkeypatch.setenv("KVTOOLS_SERVE_PORT", str(ports.http))
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0, "nobody is there"
+
+
 def test_the_unit(started: Any) -> None:
     text = (DEPLOY / "kvtools-serve.service").read_text()
     said = dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
@@ -120,7 +142,9 @@ def test_the_manifest(started: Any) -> None:
     assert str(Path(source.path).parent) in mounts and settings.wait
     assert settings.host == "0.0.0.0" and settings.workers == 2
     ports = {port["name"]: port["containerPort"] for port in serving["ports"]}
-    assert ports["http"] == settings.port
+    assert ports == {"http": settings.port, "grpc": settings.grpc_port}
+    words = dict(dockerfile())
+    assert {str(port) for port in ports.values()} == set(words["EXPOSE"].split())
     for kind, path in {"startup": "/warmz", "readiness": "/readyz", "liveness": "/livez"}.items():
         probe = serving[f"{kind}Probe"]["httpGet"]
         assert probe == {"path": path, "port": "http"}
@@ -133,6 +157,8 @@ def test_the_manifest(started: Any) -> None:
     assert serving["securityContext"]["readOnlyRootFilesystem"]
     assert {environment["KVTOOLS_CACHE_DIR"], "/tmp"} < mounts.keys()
     assert {mount["name"] for mount in mounts.values()} == {volume["name"] for volume in pod["volumes"]}
-    assert service["spec"]["ports"][0]["port"] == settings.port
+    assert service["spec"]["ports"] == [
+        {"name": name, "port": port, "targetPort": name} for name, port in ports.items()
+    ]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert labels == service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]

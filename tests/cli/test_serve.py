@@ -109,6 +109,16 @@ def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> 
         (["--follow", "redis://localhost/0"], "expected a folder of checkpoints and increments"),
         (["--follow", "a", "--backend", "redis://localhost/0"], "got --follow and --backend, expected one of them"),
         (["--follow", "a", "--rows-from", "http://rows:8501"], "got --follow and --rows-from"),
+        (["a", "--rows-from-ca", "ca.pem"], "got --rows-from-ca and no --rows-from https://"),
+        (["a", "--rows-from", "http://rows:8501", "--rows-from-ca", "ca.pem"], "and no --rows-from https://"),
+        (
+            ["a", "--rows-from", "https://rows:8501", "--rows-from-ca", "nope.pem"],
+            "reading --rows-from-ca 'nope.pem': No such file or directory",
+        ),
+        (
+            ["a", "--rows-from", "https://rows:8501", "--rows-from-ca", "/dev/null"],
+            "--rows-from-ca '/dev/null' has no certificate in PEM",
+        ),
         (["--follow", "a", "--versions", "all"], "got --versions, and a chain has one version: the newest"),
         (["--follow", "a", "--label", "x=1"], "got --label, and a chain has one version: the newest"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 import sys
 import weakref
@@ -100,6 +102,41 @@ def test_strings_and_bytes(client: TestClient) -> None:
     assert answer["predictions"][0] == {"upper": "Hé", "raw_bytes": {"b64": "aMOp"}}
     assert answer["predictions"][1]["raw_bytes"] == {"b64": "AP8="}
     assert predict(client, signature_name="words", instances=[{"b64": "%"}]) == (400, "Unable to base64 decode")
+
+
+def test_what_is_no_text_is_told_from_other_bytes(client: TestClient) -> None:
+    texts = [b"\xff!", b"\xfe!", "é".encode(), b"", b"\xed\xa0\x80"]  # the last one: half a surrogate pair
+    sent = [{"b64": base64.b64encode(text).decode()} for text in texts]
+
+    def read(values: list[Any]) -> list[bytes]:
+        return [value.encode() if isinstance(value, str) else base64.b64decode(value["b64"]) for value in values]
+
+    rows = predict(client, signature_name="words", instances=sent)["predictions"]
+    assert read([row["upper"] for row in rows]) == texts
+    columns = predict(client, signature_name="words", inputs={"text": sent}, output_filter=["upper"])["outputs"]
+    assert read(columns) == texts and columns[2:4] == ["é", ""]
+    back = predict(client, signature_name="words", inputs={"text": columns}, output_filter=["upper"])["outputs"]
+    assert back == columns, "an answer is taken as an input"
+
+
+def test_v2_refuses_to_tell_in_json_what_is_no_text(client: TestClient) -> None:
+    raw = b"\2\0\0\0\xff!"
+    head: dict[str, Any] = {
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(raw)}}],
+        "parameters": {"signature_name": "words"},
+        "outputs": [{"name": "upper"}],
+    }
+    for binary in (False, True):
+        head["outputs"][0]["parameters"] = {"binary_data": binary}
+        text = json.dumps(head).encode()
+        answer = client.post("/v2/models/ranker/infer", content=text + raw, headers={HEADER: str(len(text))})
+        if binary:
+            assert answer.content[int(answer.headers[HEADER]) :] == raw
+        else:
+            assert answer.status_code == 400
+            assert answer.json()["error"] == (
+                "output 'upper': a value is not UTF-8, which this protocol has no JSON for: set binary_data"
+            )
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,22 @@ def test_what_may_be_the_machines_fault_is_tried_again_at_every_look(
     assert watched.look(1) == [2]
 
 
+def test_a_model_in_two_halves_that_is_half_copied_is_told_as_that(settled: None, tmp_path: Path) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    half = tmp_path / "m" / "2"
+    (half / "dense" / "variables").mkdir(parents=True)
+    (half / "dense" / "saved_model.pb").write_bytes(b"x")
+    said = "it looks like a part of what `kvtools export --split` writes: "
+    assert watched.look() == [1]
+    code, message = watched.error(2)
+    assert code == "INVALID_ARGUMENT" and str(tmp_path) not in message
+    assert f"{said}'split.json' and 'tables.kvsnap' are not there; copy the folder as a whole" in message
+    shutil.copy(tmp_path / "m" / "1.kvsnap", half / "tables.kvsnap")
+    assert watched.look() == [1], "its tables are not served as if they were all of it"
+    assert f"{said}'split.json' is not there; copy the folder as a whole" in watched.error(2)[1]
+
+
 @pytest.fixture
 def slow_to_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have versions be so large that they cannot be verified before they are served."""

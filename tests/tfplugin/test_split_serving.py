@@ -26,7 +26,7 @@ pytest.importorskip("grpc")
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
-from lookup_servers import real_server
+from lookup_servers import certificate, real_server
 from serving_processes import serving
 
 from kvtools.cli.main import main
@@ -262,6 +262,29 @@ def test_servers_of_other_rows_are_found_at_the_start(models: Path, tmp_path: Pa
         ):
             with pytest.raises(ClientError, match=message):
                 DenseStore(models / "1", rows_from)
+
+
+def test_rows_behind_a_certificate_of_ones_own(
+    models: Path, trained: dict[int, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(tmp_path)
+    way_out = "name its certificate authority by --rows-from-ca FILE, or in SSL_CERT_FILE"
+    fed = request("serving_default", np.random.default_rng(7))
+    expected = asked(trained[1], "serving_default", fed)
+    with real_server(served(TableStore(models / "1" / "tables.kvsnap")), tls=(cert, key)) as url:
+        with pytest.raises(UnavailableError, match=f"self-signed certificate; {way_out}"):
+            DenseStore(models / "1", [[url]])
+        dense = DenseStore(models / "1", [[url]], Path(cert))
+        assert matches(expected, run(dense, "serving_default", fed))
+        monkeypatch.setenv("SSL_CERT_FILE", cert)
+        assert matches(expected, run(DenseStore(models / "1", [[url]]), "serving_default", fed))
+        monkeypatch.delenv("SSL_CERT_FILE")
+        with serving(models / "1", "--rows-from", url, "--rows-from-ca", cert) as ports:
+            inputs = {key: value.tolist() for key, value in fed.items()}
+            body = json.dumps({"inputs": inputs}).encode()
+            place = f"http://127.0.0.1:{ports.http}/v1/models/default:predict"
+            with urllib.request.urlopen(place, body, timeout=60) as answer:
+                assert np.float32(json.load(answer)["outputs"]).tobytes() == expected["click"].tobytes()
 
 
 def test_a_server_without_its_rows_is_not_ready(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
