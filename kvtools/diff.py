@@ -10,15 +10,17 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kvtools.admission_filter import can_join, joined_filter
 from kvtools.dialects.chunk import KEYS, Array, Chunk, Columns
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
-from kvtools.dialects.schema import VariableSchema, numpy_dtype, row_bytes
+from kvtools.dialects.schema import ADMISSION_FILTER, VariableSchema, numpy_dtype, row_bytes
 from kvtools.engine import run_all
 from kvtools.errors import UnknownTableError, UsageError
 from kvtools.key_join import row_numbers, sorted_buckets
@@ -624,14 +626,30 @@ def _gathered(
 
 
 def _different_extras(a: TableReader, b: TableReader) -> tuple[str, ...]:
-    of_a = {extra.name: extra for extra in a.schema.extras if 0 not in extra.shape}
-    of_b = {extra.name: extra for extra in b.schema.extras if 0 not in extra.shape}
+    of_a, of_b = _extras_to_compare(a), _extras_to_compare(b)
     different = set(of_a) ^ set(of_b)
     for name in set(of_a) & set(of_b):
-        before, after = a.extra(name), b.extra(name)
+        before, after = of_a[name](), of_b[name]()
         if before.shape != after.shape or _different_bits(_flat(before), _flat(after)).any():
             different.add(name)
     return tuple(sorted(different))
+
+
+def _extras_to_compare(table: TableReader) -> dict[str, Callable[[], Array]]:
+    """Return how to read each extra array that has numbers: lists of keys by key, as their order is that of the parts,
+    and filters of admission as a restore joins them."""
+    names = [extra.name for extra in table.schema.extras if 0 not in extra.shape]
+    read: dict[str, Callable[[], Array]] = {name: partial(table.extra, name) for name in names}
+    for name in {"blacklist", "deleted_keys"} & read.keys():
+        read[name] = partial(lambda name: np.sort(table.extra(name)), name)
+    if "filtered_keys" in read:
+        order = np.argsort(table.extra("filtered_keys"), kind="stable")
+        for name in {"filtered_keys", "filtered_freqs", "filtered_versions"} & read.keys():
+            read[name] = partial(lambda name: table.extra(name)[order], name)
+    if can_join([table.schema]):
+        read = {name: reader for name, reader in read.items() if not name.startswith(ADMISSION_FILTER)}
+        read["admission_filter"] = partial(joined_filter, [table])
+    return read
 
 
 def _flat(array: Array) -> Array:

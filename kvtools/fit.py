@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from kvtools.admission_filter import can_join, filters_of, joined_filter
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.dialect import Dialect, Holds
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.schema import (
+    ADMISSION_FILTER,
     INITIAL_VALUES,
     ROW_EXTRAS,
     ExtraSchema,
@@ -31,7 +33,8 @@ _ROW_LOSS = (
     "eviction scores: they are not carried along; a variable with a max_capacity that restores the table"
     " starts from its frequencies or versions"
 )
-_PART_EXTRA = "admission_filter"
+_BOUNDS = ("max_capacity", "eviction", "epoch")
+"""What a policy records of what a table evicts by: of no use without the scores."""
 _PART_RECORDS = "part_records"
 _SECONDS_PER_DAY = 86_400
 _KEYS_WITHIN = {
@@ -56,13 +59,14 @@ class Fit:
     """How a table becomes one that a dialect holds.
 
     `schema` is what will be written; `losses` say what of the source will not be, one sentence each; `changes` say
-    what is written in another form without loss.
+    what is written in another form without loss. `joins_filters`: each part gets the filters of admission of all.
     """
 
     source: TableSchema
     schema: TableSchema
     losses: tuple[str, ...]
     changes: tuple[str, ...]
+    joins_filters: bool = False
 
     def convert(self, chunk: Chunk) -> Chunk:
         """Return a chunk of the source as the target's columns; raises `BadInputError` for a number out of range."""
@@ -85,6 +89,8 @@ class Fit:
 
     def extra(self, name: str, reader: TableReader) -> Array:
         """Return an extra array of the source, in the target's type."""
+        if self.joins_filters and name.startswith(ADMISSION_FILTER):
+            return joined_filter([reader])
         dtype = next(extra.dtype for extra in self.schema.extras if extra.name == name)
         return as_type(reader.extra(name), dtype)
 
@@ -183,8 +189,18 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
     whole = whole and holds.metadata is not None and _PART_RECORDS in holds.metadata
     if by_row and not whole:
         losses.append(_ROW_LOSS)
-    of_parts = [e for e in source.extras if whole and e.name.startswith((*ROW_EXTRAS, _PART_EXTRA))]
+    of_parts = [e for e in source.extras if whole and e.name.startswith((*ROW_EXTRAS, ADMISSION_FILTER))]
     others = [extra for extra in source.extras if extra not in by_row and extra not in of_parts]
+    joins_filters = not whole and bool(filters_of(source)) and _holds_filters(holds)
+    if joins_filters:
+        filters = [extra for extra in others if extra.name.startswith(ADMISSION_FILTER)]
+        others = [extra for extra in others if extra not in filters]
+        if can_join([source]):
+            of_parts = [dataclasses.replace(filters[0], name=f"{ADMISSION_FILTER}{part}") for part in range(wanted)]
+        else:
+            losses.append(
+                "admission filters: the source does not record their admission, or they are of different sizes"
+            )
     extras = (*_extras(others, holds, wanted, losses), *of_parts)
     # New rows are copied from these: they are of the rows' type.
     extras = tuple(
@@ -201,6 +217,7 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         wanted = 1
     if not holds.empty_dim and source.rows == 0:
         losses.append(f"the width {source.dim}: the dialect does not record it, and there are no rows to tell it")
+    metadata |= _policies(source, dialect, wanted, unit, losses)
     part_rows = source.part_rows if wanted == source.parts else (source.rows, *[0] * (wanted - 1))
     schema = dataclasses.replace(
         source,
@@ -220,7 +237,7 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         rows_as=None,
     )
     schema = dataclasses.replace(schema, bytes=schema.rows * written_row_bytes(schema, dialect))
-    return Fit(source, schema, tuple(losses), tuple(changes))
+    return Fit(source, schema, tuple(losses), tuple(changes), joins_filters)
 
 
 def written_row_bytes(schema: TableSchema, dialect: Dialect) -> int:
@@ -350,9 +367,9 @@ def _metadata(source: TableSchema, dialect: Dialect, slots: Collection[str], los
         metadata["slots"] = _beginnings(described, dialect.holds, slots, losses)
         if described and not metadata["slots"]:
             del metadata["slots"]
+    metadata.pop("policies", None)  # see `_policies`
     if dialect.holds.metadata is None:
-        # What a table evicted by is of no use without the scores.
-        return {name: value for name, value in metadata.items() if name != "policies"}
+        return metadata
     kept = {name: value for name, value in metadata.items() if name in dialect.holds.metadata}
     if source.dialect != dialect.name:
         kept.pop("object_path", None)
@@ -364,6 +381,39 @@ def _metadata(source: TableSchema, dialect: Dialect, slots: Collection[str], los
         if name == "shard" and name not in kept:
             losses.append("which shard of a table it is: the dialect does not record it")
     return kept
+
+
+def _holds_filters(holds: Holds) -> bool:
+    """Tell whether a dialect has a filter of admission for each of the parts that are written, and no others."""
+    return holds.extras is not None and f"{ADMISSION_FILTER}<part>" in holds.extras
+
+
+def _policies(
+    source: TableSchema, dialect: Dialect, parts: int, unit: VersionUnit, losses: list[str]
+) -> dict[str, Any]:
+    """Return the policies that are kept, as of one of so many parts, in a dictionary; name what is lost of them."""
+    told = source.metadata.get("policies")
+    if not isinstance(told, dict):
+        return {}
+    kept = {name: value for name, value in told.items() if name not in _BOUNDS}
+    if unit != "steps":  # versions are left out: there is nothing to count
+        kept = {name: value for name, value in kept.items() if name not in ("versions", "step")}
+    if isinstance(expiry := kept.get("expiry"), list):
+        kept["expiry"] = [_of_part(policy, source.parts, parts) for policy in expiry]
+    if dialect.holds.metadata is None or "policies" in dialect.holds.metadata:
+        return {"policies": kept} if kept else {}
+    if "step" in kept:
+        losses.append(f"the step {kept['step']} that ages of rows are counted from: the dialect does not record it")
+    names = [name for name in ("admission", "expiry", "padding_key") if name in kept]
+    if names:
+        losses.append(f"policies ({', '.join(names)}): the dialect does not record them")
+    return {}
+
+
+def _of_part(policy: Any, before: int, parts: int) -> Any:
+    """Return a policy of expiry as one of so many parts records it: its share of the rows that are kept."""
+    rows = policy.get("rows") if isinstance(policy, dict) else None
+    return policy if before == parts or not isinstance(rows, int) else {**policy, "rows": -(-rows * before // parts)}
 
 
 def _beginnings(

@@ -8,9 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from kvtools.admission_filter import can_join, joined_filter
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.interface import TableReader
-from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema, are_initial_values, numpy_dtype, row_bytes
+from kvtools.dialects.schema import (
+    ADMISSION_FILTER,
+    ExtraSchema,
+    SlotSchema,
+    TableSchema,
+    are_initial_values,
+    numpy_dtype,
+    row_bytes,
+)
 from kvtools.errors import BadInputError
 
 _FILTERED = ("filtered_keys", "filtered_freqs", "filtered_versions")
@@ -64,6 +73,8 @@ class JoinedTable(TableReader):
 
     def extra(self, name: str) -> Array:
         """Return an extra array: keys of all sources, initial values of the first that has them."""
+        if name.startswith(ADMISSION_FILTER):
+            return joined_filter(self.sources)
         having = [source for source in self.sources if any(extra.name == name for extra in source.schema.extras)]
         if name not in _ADDED_UP:
             return having[0].extra(name)
@@ -147,10 +158,24 @@ def _joined_schema(name: str, schemas: Sequence[TableSchema], labels: Sequence[s
         freq_dtype=_counter([schema.freq_dtype for schema in schemas]),
         version_dtype=_counter([schema.version_dtype for schema in schemas]),
         extras=_extras(schemas),
+        metadata=_latest(schemas),
         rows_as=next((schema.rows_as for schema in schemas if schema.rows_as), None),
         bytes=0,
     )
     return dataclasses.replace(joined, bytes=joined.rows * row_bytes(joined))
+
+
+def _latest(schemas: Sequence[TableSchema]) -> dict[str, Any]:
+    """Return the metadata of the first, with the largest step and number of draws of all."""
+    metadata = dict(schemas[0].metadata)
+    draws = [schema.metadata["draws"] for schema in schemas if "draws" in schema.metadata]
+    if draws:
+        metadata["draws"] = max(draws)
+    policies = [told for schema in schemas if isinstance(told := schema.metadata.get("policies"), dict)]
+    steps = [told["step"] for told in policies if "step" in told]
+    if steps:
+        metadata["policies"] = {**(metadata.get("policies") or {}), "versions": "steps", "step": max(steps)}
+    return metadata
 
 
 def _there(column: bool) -> str:
@@ -178,6 +203,10 @@ def _extras(schemas: Sequence[TableSchema]) -> tuple[ExtraSchema, ...]:
         for extra in schema.extras:
             if are_initial_values(extra.name) and schema is not initial:
                 continue  # those of one table belong together
+            if extra.name.startswith(ADMISSION_FILTER):
+                if can_join(schemas):  # one of all, as the parts of what is written get it
+                    found.setdefault(f"{ADMISSION_FILTER}0", dataclasses.replace(extra, name=f"{ADMISSION_FILTER}0"))
+                continue
             if extra.name not in found:
                 found[extra.name] = extra
             elif extra.name in _ADDED_UP:

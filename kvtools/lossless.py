@@ -9,7 +9,7 @@ from typing import Any
 
 from kvtools.dialects.detect import dialects
 from kvtools.dialects.dialect import Dialect
-from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema, VersionUnit
+from kvtools.dialects.schema import ADMISSION_FILTER, ROW_EXTRAS, ExtraSchema, SlotSchema, TableSchema, VersionUnit
 from kvtools.errors import BadInputError
 from kvtools.fit import fit
 
@@ -62,7 +62,7 @@ def move(source: Dialect, target: Dialect) -> Move:
     """Return what moving tables from `source` to `target` leaves out.
 
     >>> from kvtools.dialects.detect import dialect_named
-    >>> move(dialect_named("tfplugin"), dialect_named("tfplugin")).lossless
+    >>> move(dialect_named("hdf5"), dialect_named("torch")).lossless
     True
     """
     refused: list[str] = []
@@ -72,6 +72,9 @@ def move(source: Dialect, target: Dialect) -> Move:
         left_out = [*_columns(source, target, taken), *left_out]
     if source.holds.variables and not target.holds.variables:
         left_out.append("dense variables")
+    # Never from one file into another: they are numbers of rows in the order of this one.
+    if source.holds.extras is not None and f"{ROW_EXTRAS[0]}<part>" in source.holds.extras:
+        left_out.append("eviction scores")
     return Move(source.name, target.name, tuple(left_out), tuple(narrowed), tuple(refused))
 
 
@@ -132,10 +135,24 @@ def _columns(source: Dialect, target: Dialect, types: tuple[str, str]) -> Iterat
         if _loses(_table(source, key, value, extras=(ExtraSchema(name, value, (5, _DIM)),)), target)
     ]
     yield from (name.replace("_", " ") for name in without)
+    filters = f"{ADMISSION_FILTER}<part>"
+    with_filter = _table(
+        source,
+        key,
+        value,
+        extras=(ExtraSchema(filters.replace("<part>", "0"), "uint8", (64,)),),
+        metadata={"policies": {"admission": {"kind": "bloom"}}},
+    )
+    if (holds.extras is None or filters in holds.extras) and _loses(with_filter, target):
+        yield "admission filters"
     if (holds.metadata is None or "initializer" in holds.metadata) and _loses(
         _table(source, key, value, metadata={"initializer": {}}), target
     ):
         yield "the initializer"
+    if (holds.metadata is None or "policies" in holds.metadata) and _loses(
+        _table(source, key, value, metadata={"policies": {"padding_key": 0}}), target
+    ):
+        yield "policies (admission, expiry, padding key, the step of versions)"
 
 
 def _slot_inits(source: Dialect, target: Dialect, types: tuple[str, str]) -> Iterator[str]:

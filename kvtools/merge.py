@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvtools.admission_filter import filters_of
 from kvtools.cast import rounded
 from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.interface import Checkpoint, TableReader, no_such_table
@@ -381,7 +382,10 @@ def _not_common(schema: TableSchema, sources: Sequence[TableSchema]) -> tuple[st
         for what, has in (("frequencies", "has_freqs"), ("versions", "has_versions"))
         if not getattr(schema, has) and any(getattr(source, has) for source in sources)
     ]
-    return tuple(f"{what}: not in all of the merged tables" for what in (*(f"slot {s}" for s in slots), *counters))
+    told = []
+    if any(filters_of(source) for source in sources) and not filters_of(schema):
+        told.append("admission filters: the merged tables differ in their admission, or do not record it")
+    return (*told, *(f"{what}: not in all of the merged tables" for what in (*(f"slot {s}" for s in slots), *counters)))
 
 
 def _groups(

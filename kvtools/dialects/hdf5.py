@@ -26,6 +26,7 @@ from kvtools.dialects.hdf5_file import (
     HDF5File,
     attribute,
     check_heap,
+    child_of,
     stored_dtype,
     string_checksum,
     text_of,
@@ -98,13 +99,16 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
         tables[table.schema.name] = table
 
     with file.reading():
-        if file.is_ours():
-            for name, group in file.groups("tables"):
-                add(name, lambda group=group: _open_table(file, group))  # type: ignore[misc]
-            variables = _variables(file)
+        layout = file.layout()
+        if layout is not None:
+            for name in file.names("tables", layout.get("tables")):
+                add(name, lambda name=name: _open_table(file, name))  # type: ignore[misc]
+            variables = _variables(file, layout.get("variables"))
         else:
-            for group in file.all_groups():
-                if pick(group, KEY_NAMES) and pick(group, VALUE_NAMES):
+            for group in file.all_groups(broken if options.lenient else None):
+                with file.reading(f"group '{group.name}'"):
+                    is_table = pick(group, KEY_NAMES) and pick(group, VALUE_NAMES)
+                if is_table:
                     add(group.name, lambda group=group: open_stranger(file, group))  # type: ignore[misc]
             if not tables and not broken:
                 raise BadInputError(
@@ -133,14 +137,17 @@ def _of_keras(file: HDF5File) -> str | None:
     return None
 
 
-def _open_table(file: HDF5File, group: Any) -> TableReader:
-    doing = f"opening table '{group.name}' of '{file.path}'"
+def _open_table(file: HDF5File, name: str) -> TableReader:
+    group = file.file["tables"][name]
+    doing = f"opening table '/tables/{name}' of '{file.path}'"
+    if not isinstance(group, file.h5py.Group):
+        raise CorruptFileError(f"{doing}: it is no group; write it again")
     if ATTRIBUTE not in group.attrs:
         raise CorruptFileError(f"{doing}: it has no attribute '{ATTRIBUTE}'; the file was written in part")
     schema = table_schema(text_of(attribute(group, ATTRIBUTE, doing)), NAME, doing)
 
     def column(part: Any, name: str, dtype: str, shape: tuple[int, ...]) -> DatasetColumn:
-        dataset = part.get(name)
+        dataset = child_of(part, name)
         if not isinstance(dataset, file.h5py.Dataset):
             raise CorruptFileError(
                 f"{doing}: got no dataset '{part.name}/{name}', which its description tells of; write it again"
@@ -156,7 +163,7 @@ def _open_table(file: HDF5File, group: Any) -> TableReader:
 
     parts = []
     for number, rows in enumerate(schema.part_rows):
-        part = group.get(f"part_{number}")
+        part = child_of(group, f"part_{number}")
         if not isinstance(part, file.h5py.Group):
             raise CorruptFileError(
                 f"{doing}: got no group 'part_{number}', expected {schema.parts} parts; write it again"
@@ -181,11 +188,12 @@ def _open_table(file: HDF5File, group: Any) -> TableReader:
     return ColumnTable(dataclasses.replace(schema, checksums="CRC-32C"), parts, extras=extras)
 
 
-def _variables(file: HDF5File) -> dict[str, tuple[VariableSchema, Any]]:
+def _variables(file: HDF5File, expected: Any) -> dict[str, tuple[VariableSchema, Any]]:
     found: dict[str, tuple[VariableSchema, Any]] = {}
-    group = file.file.get("variables")
-    for link, dataset in group.items() if isinstance(group, file.h5py.Group) else ():
+    for link in file.names("variables", expected):
         doing = f"opening variable '{link}' of '{file.path}'"
+        with file.reading(f"variable '{link}'"):
+            dataset = file.file["variables"][link]
         if not isinstance(dataset, file.h5py.Dataset) or ATTRIBUTE not in dataset.attrs:
             raise CorruptFileError(f"{doing}: it has no attribute '{ATTRIBUTE}'; the file was written in part")
         record = json_object(text_of(attribute(dataset, ATTRIBUTE, doing)), doing)

@@ -22,7 +22,7 @@ from kvtools.dialects.table_record import (
     is_count,
     json_object,
 )
-from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, MissingDependencyError
 from kvtools.remote.stored import for_library, stored, take_runs
 
 NAME = "hdf5"
@@ -67,28 +67,39 @@ class HDF5File:
                 f"reading {what} of '{self.path}': {reason_of(error)}; the file is damaged, copy it again"
             ) from error
 
-    def is_ours(self) -> bool:
-        """Tell whether the file is in our layout; raises `BadInputError` if that is of a later version."""
+    def layout(self) -> dict[str, Any] | None:
+        """Return what the root says of our layout, None of another's; raises `BadInputError` for a later version."""
         doing = f"opening '{self.path}'"
         if ATTRIBUTE not in self.file.attrs:
-            return False
+            return None
         record = json_object(text_of(attribute(self.file, ATTRIBUTE, doing)), doing)
         layout = record.get("layout")
         if not is_count(layout) or layout != 1:
             raise BadInputError(f"opening '{self.path}': got HDF5 layout {layout!r}, expected 1; update kvtools")
-        return True
+        return record
 
-    def groups(self, name: str) -> Iterator[tuple[str, Any]]:
-        """Yield the groups in group `name` of the root."""
-        parent = self.file.get(name, {})
-        if isinstance(parent, self.h5py.Dataset):
+    def names(self, name: str, expected: Any) -> list[str]:
+        """Return what is in group `name` of the root: `expected` names, unless that is None, as in files of old.
+
+        Raises:
+            CorruptFileError: there are more, or fewer.
+        """
+        parent = child_of(self.file, name)
+        if parent is not None and not isinstance(parent, self.h5py.Group):
             raise CorruptFileError(f"reading the groups of '{self.path}': '/{name}' is a dataset; write it again")
-        for child, group in parent.items():
-            if isinstance(group, self.h5py.Group):
-                yield child, group
+        found = [] if parent is None else list(parent)
+        if expected is not None and len(found) != expected:
+            raise CorruptFileError(
+                f"opening '{self.path}': got {len(found)} {name}, expected {expected}, as the file says of itself; it"
+                " is damaged or was written in part, copy it again"
+            )
+        return found
 
-    def all_groups(self) -> Iterator[Any]:
-        """Yield every group of this file once, the root first; links to elsewhere are not followed."""
+    def all_groups(self, broken: dict[str, KvtoolsError] | None = None) -> Iterator[Any]:
+        """Yield every group of this file once, the root first; links to elsewhere are not followed.
+
+        What cannot be opened is an error, or with `broken` is noted there and left out.
+        """
         seen: set[Any] = set()
         waiting = [self.file["/"]]
         while waiting and len(seen) < _GROUPS_SEEN:
@@ -98,13 +109,21 @@ class HDF5File:
                 continue
             seen.add(address)
             yield group
-            children = [
-                group[name]
+            hard = [
+                name
                 for name in group
-                if isinstance(group.get(name, getlink=True), self.h5py.HardLink)
-                and group.get(name, getclass=True) is self.h5py.Group
+                if group.id.links.get_info(name.encode(errors="surrogateescape")).type == self.h5py.h5l.TYPE_HARD
             ]
-            waiting += reversed(children)
+            children = []
+            for name in hard:
+                try:
+                    with self.reading(f"'{name}' in '{group.name}'"):
+                        children.append(group[name])
+                except CorruptFileError as error:
+                    if broken is None:
+                        raise
+                    broken[f"{group.name.rstrip('/')}/{name}"] = error
+            waiting += reversed([child for child in children if isinstance(child, self.h5py.Group)])
 
     def pread(self, size: int, offset: int) -> bytes:
         """Return bytes of the file as they are."""
@@ -263,6 +282,33 @@ class DatasetColumn:
                 " cut while it was read, copy it again"
             )
         return rows
+
+
+def child_of(group: Any, name: str) -> Any:
+    """Return what is at a path in a group, None if there is no such link, or if it leads nowhere.
+
+    `Group.get` and `Group.items` of h5py say None of what is there and cannot be opened, too: a damaged object would be
+    no object.
+
+    Raises:
+        OSError: it is there, and its header is damaged.
+    """
+    import h5py
+
+    at, _, rest = name.partition("/")
+    link = at.encode(errors="surrogateescape")
+    if not group.id.links.exists(link):
+        return None
+    kind = group.id.links.get_info(link).type
+    if kind != h5py.h5l.TYPE_HARD:
+        return group.get(name)
+    try:
+        child = group[at]
+    except KeyError as error:
+        raise OSError(f"'{at}' in '{group.name}': {reason_of(error)}") from error
+    if not rest:
+        return child
+    return child_of(child, rest) if isinstance(child, h5py.Group) else None
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -265,7 +265,9 @@ class Writer(CheckpointWriter):
         dataset.attrs[CHECKSUM] = np.uint32(crc)
 
     def close(self) -> None:
-        """Finish the file."""
+        """Say how many tables and variables there are, so that one that vanishes is missed, and finish the file."""
+        counts = {name: len(self._file[name]) for name in ("tables", "variables")}
+        self._file.attrs[ATTRIBUTE] = np.bytes_(json.dumps({"layout": 1, **counts}))
         self._file.close()
 
     def abort(self) -> None:

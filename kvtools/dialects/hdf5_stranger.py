@@ -9,7 +9,7 @@ import numpy as np
 
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.column_table import ColumnTable, Part
-from kvtools.dialects.hdf5_file import NAME, DatasetColumn, HDF5File
+from kvtools.dialects.hdf5_file import NAME, DatasetColumn, HDF5File, child_of
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.schema import SlotSchema, TableSchema
 from kvtools.dialects.table_record import (
@@ -70,7 +70,8 @@ def open_stranger(file: HDF5File, group: Any) -> TableReader:
     taken = {column.name for column in (key_column, value_column, freqs, versions) if column}
     slots: dict[str, DatasetColumn] = {}
     left = []
-    for name, dataset in group.items():
+    for name in group:
+        dataset = child_of(group, name)
         if not isinstance(dataset, file.h5py.Dataset) or dataset.name in taken:
             continue
         shape: tuple[int, ...] = tuple(dataset.shape or ())
@@ -104,7 +105,7 @@ def open_stranger(file: HDF5File, group: Any) -> TableReader:
 def pick(group: Any, names: Sequence[str]) -> Any:
     """Return the first dataset of a group that is called so, or None."""
     for name in names:
-        dataset: Any = group.get(name) if name in group else None
+        dataset = child_of(group, name)
         if hasattr(dataset, "chunks") and dataset.shape:
             return dataset
     return None

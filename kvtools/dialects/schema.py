@@ -31,7 +31,8 @@ class ExtraSchema:
     (where a part has others than that), "blacklist" (keys that are never stored), "filtered_keys" / "filtered_freqs" /
     "filtered_versions" (keys seen, not yet admitted), "deleted_keys" (of an increment: keys to remove),
     "eviction_scores_<part>" and "eviction_orders_<part>" (of a table with a capacity: a number for each row, in the
-    order of the rows as they are stored: it holds for this file only, and no writer takes it).
+    order of the rows as they are stored: it holds for this file only, and no writer takes it),
+    "admission_filter_<part>" (the cells of a counting Bloom filter; `kvtools.admission_filter` joins them).
     """
 
     name: str
@@ -133,6 +134,9 @@ def are_initial_values(name: str) -> bool:
     """
     return name == INITIAL_VALUES or part_of_initial_values(name) is not None
 
+
+#: What the names of extras that are the filter of admission of a part, which follows, begin with.
+ADMISSION_FILTER = "admission_filter_"
 
 #: What the names of extras with a number for each row of a part, which follows, begin with.
 ROW_EXTRAS = ("eviction_scores_", "eviction_orders_")

@@ -27,6 +27,8 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH, extend_object_graph
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import (
+    ADMISSION_FILTER,
+    ROW_EXTRAS,
     ExtraSchema,
     SlotSchema,
     TableSchema,
@@ -60,7 +62,7 @@ _RANKS = {"eviction_scores_": "-scores", "eviction_orders_": "-orders"}
 _REMOVED = "-removed"
 _PENDING = {"filtered_keys": "-pending_keys", "filtered_freqs": "-pending_counts"}
 _FILTER = "-pending_filter"
-_OF_PART = {**_RANKS, "admission_filter_": _FILTER}
+_OF_PART = {**_RANKS, ADMISSION_FILTER: _FILTER}
 """What the names of extras begin with that are of one part, which follows, and stay with it."""
 _COUNTERS = ("uint32",)
 _PART_FIELDS = frozenset({"layout", "name", "part", "parts", "key_dtype", "value_dtype", "dim", "slots"})
@@ -289,7 +291,7 @@ def _open_table(
                 extras[f"{extra}{meta.part}"] = _ranks(bundle, doing, meta, suffix, part.rows)
                 used.add(meta.prefix + suffix)
         if meta.prefix + _FILTER in bundle:
-            extras[f"admission_filter_{meta.part}"] = bundle_column(bundle, doing, meta.prefix + _FILTER, ("uint8",))
+            extras[f"{ADMISSION_FILTER}{meta.part}"] = bundle_column(bundle, doing, meta.prefix + _FILTER, ("uint8",))
             used.add(meta.prefix + _FILTER)
     lists = {"deleted_keys": (_REMOVED, first.key_dtype)} if first.delta else {}
     lists |= {"filtered_keys": (_PENDING["filtered_keys"], first.key_dtype)}
@@ -310,6 +312,8 @@ def _open_table(
     drawn = [meta.record["draws"] for meta in metas if _is_count(meta.record.get("draws"))]
     if drawn:
         metadata["draws"] = max(drawn)  # as a restore into another number of parts takes them
+    if isinstance(policies := metadata.get("policies"), dict):
+        metadata["policies"] = {**policies, **_latest(metas)}
     if metadata.pop("delta", False):
         metadata["increment"] = True
     metadata["slots"] = {slot["name"]: slot for slot in first.record.get("slots", [])}
@@ -347,6 +351,13 @@ class KvTable(ColumnTable):
 def part_records(table: TableReader) -> list[Mapping[str, Any]]:
     """Return the `kvmeta` of each part of a table in this layout; none of any other table."""
     return list(table.records) if isinstance(table, KvTable) else []
+
+
+def _latest(metas: Sequence[PartMeta]) -> dict[str, int]:
+    """Return the largest step and epoch that parts record, as a restore into another number of parts takes them."""
+    policies = [told for meta in metas if isinstance(told := meta.record.get("policies"), dict)]
+    numbers = {name: [told[name] for told in policies if _is_count(told.get(name))] for name in ("step", "epoch")}
+    return {name: max(found) for name, found in numbers.items() if found}
 
 
 def _version_unit(record: Mapping[str, Any]) -> VersionUnit:
@@ -540,6 +551,8 @@ def _meta_record(schema: TableSchema, part: int) -> bytes:
         record["initializer"] = {"kind": "rows"}  # without it, a restore does not look at them
     if "draws" in schema.metadata and not records:
         record["draws"] = schema.metadata["draws"]
+    if "policies" in schema.metadata and not records:
+        record["policies"] = schema.metadata["policies"]
     if "shard" in schema.metadata:
         record["shard"] = schema.metadata["shard"]
     if schema.has_versions and schema.version_unit == "steps" and not records:
@@ -564,8 +577,12 @@ DIALECT = Dialect(
         version_dtypes=("uint32",),
         version_units=("seconds", "steps", "unknown"),
         partition="floor_mod",
-        extras=frozenset({"initial_values", "deleted_keys", *_PENDING}),
-        metadata=frozenset({"initializer", "slots", "draws", "object_path", "shard", "increment", PART_RECORDS}),
+        extras=frozenset(
+            {"initial_values", "deleted_keys", *_PENDING, f"{ADMISSION_FILTER}<part>", f"{ROW_EXTRAS[0]}<part>"}
+        ),
+        metadata=frozenset(
+            {"initializer", "slots", "draws", "policies", "object_path", "shard", "increment", PART_RECORDS}
+        ),
         variables=True,
     ),
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -51,6 +52,18 @@ def test_ascii(sample_path: Path, how: str) -> None:
     )
     assert b"#####" in done.stdout
     done.stdout.decode("ascii")
+
+
+def test_the_example_of_the_page_reads_fields_that_are_there(sample_path: Path, capsys: Capture) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "stats.md").read_text()
+    (paths,) = re.findall(r"jq '\.tables\[\] \| \[(.*)\]'", page)
+    assert main(["stats", "--json", str(sample_path)]) == 0
+    for table in json.loads(capsys.readouterr().out)["tables"]:
+        for path in paths.split(", "):
+            field = table
+            for name in path.removeprefix(".").split("."):
+                field = field[name]
+            assert isinstance(field, str | int)
 
 
 def test_json(sample_path: Path, capsys: Capture) -> None:

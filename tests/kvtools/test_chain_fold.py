@@ -301,7 +301,7 @@ def test_filters_and_policies_of_parts_and_steps_stay(tmp_path: Path) -> None:
     assert {record["policies"]["step"] for record in records} == {3}
     account, _ = merge_chain(tmp_path, tmp_path / "one", parts=1)
     losses = " ".join(account.tables[0].losses)
-    assert "admission filter 0" in losses and "eviction scores" in losses
+    assert "admission filters: the source does not record" in losses and "eviction scores" in losses
     assert rows_of(open_checkpoint(tmp_path / "one").table("emb")).keys() == SECOND.keys()
 
 

@@ -19,6 +19,7 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema
 from kvtools.diff import compare_checkpoints, compare_tables
 from kvtools.errors import CorruptFileError, UnknownTableError, UsageError
+from kvtools.migrate import write_tables
 
 
 class ArrayTable(TableReader):
@@ -294,3 +295,24 @@ def test_damaged_rows_are_no_difference(sample_path: Path) -> None:
     data.write_bytes(data.read_bytes()[:40] + b"\xff" + data.read_bytes()[41:])
     with pytest.raises(CorruptFileError):
         compare_checkpoints(whole, open_checkpoint(sample_path))
+
+
+def test_lists_of_keys_are_compared_by_key(tmp_path: Path) -> None:
+    """Parts own keys, so another number of parts has them in another order."""
+    waiting, counts = np.arange(10, 40), np.arange(30, dtype=np.uint32)
+
+    def table(counts: np.ndarray) -> ArrayTable:
+        extras = {"filtered_keys": waiting, "filtered_freqs": counts}
+        return ArrayTable(np.arange(9), np.ones((9, 2), np.float32), extras=extras)
+
+    def reader(path: Path, source: TableReader, parts: int) -> TableReader:
+        assert write_tables([source], path, "tfplugin", parts=parts).lossless
+        return open_checkpoint(path).table("emb")
+
+    three = reader(tmp_path / "3", table(counts), 3)
+    seven = reader(tmp_path / "7", three, 7)
+    assert seven.extra("filtered_keys").tolist() != three.extra("filtered_keys").tolist()
+    assert compare_tables(three, seven).same and compare_tables(three, reader(tmp_path / "b", seven, 3)).same
+    counts = counts.copy()
+    counts[4] += 1
+    assert compare_tables(three, reader(tmp_path / "c", table(counts), 7)).extras == ("filtered_freqs",)

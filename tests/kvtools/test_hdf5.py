@@ -27,6 +27,7 @@ from kvtools.dialects.schema import VariableSchema, numpy_dtype
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError, UsageError
 from kvtools.migrate import write_tables
+from kvtools.verify import verify
 
 COMPRESSIONS = [{}, {"compression": "gzip"}, {"compression": "lzf"}, {"compression": "gzip", "batch_rows": 10}]
 DATA = Path(__file__).parent.parent / "data"
@@ -355,3 +356,77 @@ def test_heap_of_strings_that_would_never_end(tmp_path: Path) -> None:
         file.attrs["kvtools"] = "{}"
     with pytest.raises(CorruptFileError, match="of variable length"):
         open_checkpoint(path)
+
+
+def read_all(path: Path) -> list[object]:
+    """All that a file holds, each number by its bytes."""
+    checkpoint = open_checkpoint(path)
+    told: list[object] = []
+    for name, table in checkpoint.tables.items():
+        rows = [chunk for part in range(table.parts) for chunk in table.chunks(part=part)]
+        told += [name, table.schema.key_dtype, table.schema.value_dtype, table.schema.part_rows]
+        told += [(c.keys.tobytes(), c.values.tobytes()) for c in rows]  # type: ignore[union-attr]
+    for variable in checkpoint.variables:
+        told += [variable, *(array.tobytes() for array in checkpoint.read_variable(variable.name))]
+    return told
+
+
+@pytest.mark.parametrize("step", [41, pytest.param(1, marks=pytest.mark.thorough)])
+def test_a_flipped_bit_of_groups_and_headers_is_found_or_harms_nothing(tmp_path: Path, step: int) -> None:
+    tables = [ArrayTable(n, np.arange(9), np.ones((9, 2), np.float32), part_rows=(4, 5)) for n in ("aa", "bb")]
+    weights = np.ones((3, 2), np.float32)
+    beside = Checkpoint(tmp_path, "test", {}, (schema_of("w", weights),), lambda name: iter([weights]))
+    path = tmp_path / "a.h5"
+    write_tables(tables, path, "hdf5", beside=beside)
+    sound, expected = path.read_bytes(), read_all(path)
+    headers = [at for at in range(len(sound)) if sound[at : at + 4] == b"OHDR"]
+    assert len(headers) > 10
+    flips = {(at, 3) for at in [*headers, *(header + 30 for header in headers)]}  # each object's, and more
+    flips |= {(at, at % 8) for at in range(0, len(sound), step)}
+    found = 0
+    for at, bit in sorted(flips):
+        damaged = bytearray(sound)
+        damaged[at] ^= 1 << bit
+        path.write_bytes(damaged)
+        try:
+            findings = verify(str(path)).findings
+            got = read_all(path)
+        except KvtoolsError:
+            found += 1
+            continue
+        assert any(one.severity == "error" for one in findings) or got == expected, (at, bit)
+    assert found > 2 * len(headers) - 5
+
+
+def test_a_table_or_variable_whose_link_is_gone_is_missed(tmp_path: Path) -> None:
+    tables = [ArrayTable(n, np.arange(9), np.ones((9, 2), np.float32)) for n in ("aa", "bb")]
+    weights = np.ones((3, 2), np.float32)
+    beside = Checkpoint(tmp_path, "test", {}, (schema_of("w", weights),), lambda name: iter([weights]))
+    for gone, got in (("tables/bb", "1 tables, expected 2"), ("tables", "0 tables"), ("variables", "0 variables")):
+        path = tmp_path / f"{gone.replace('/', '-')}.h5"
+        write_tables(tables, path, "hdf5", beside=beside)
+        with h5py.File(path, "r+") as file:
+            del file[gone]
+        with pytest.raises(CorruptFileError, match=f"got {got}"):
+            open_checkpoint(path)
+        with h5py.File(path, "r+") as file:
+            file.attrs["kvtools"] = np.bytes_('{"layout": 1}')  # as files of old say it
+        assert list(open_checkpoint(path).tables) == {"tables/bb": ["aa"], "tables": []}.get(gone, ["aa", "bb"])
+
+
+def test_a_damaged_object_in_the_file_of_another_program_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="v110") as file:
+        for name in ("one", "two"):
+            file[f"{name}/keys"], file[f"{name}/values"] = np.arange(3), np.zeros((3, 2))
+            file[f"{name}/freqs"] = np.arange(3, dtype=np.uint32)
+        places = [h5py.h5o.get_info(file[name].id).addr for name in ("two", "two/freqs")]
+    sound = path.read_bytes()
+    for place, name in zip(places, ("two", "freqs"), strict=True):
+        damaged = bytearray(sound)
+        damaged[place + 8] ^= 4
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptFileError, match=name):
+            open_checkpoint(path)
+        checkpoint = open_checkpoint(path, OpenOptions(lenient=True))
+        assert list(checkpoint.tables) == ["one"] and "/two" in checkpoint.broken

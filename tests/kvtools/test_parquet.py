@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from round_trip import check_same, same_bytes, write
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.migrate import write_tables
 
 RNG = np.random.default_rng(0)
 KEYS = RNG.integers(-(2**62), 2**62, 50)
@@ -69,3 +72,33 @@ def test_pages_have_checksums_and_keys_statistics(tmp_path: Path) -> None:
     assert group.column(0).statistics.min == KEYS.min()
     assert not group.column(1).is_stats_set
     assert group.column(1).compression == "ZSTD"
+
+
+_EACH_DAMAGE = """
+import sys, kvtools
+from kvtools.errors import KvtoolsError
+from kvtools.inspect import describe
+from kvtools.verify import verify
+
+sound, found = open("a.parquet", "rb").read(), 0
+footer = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")
+# 0x26: a list of two 64-bit numbers, such as the histogram of a column's repetition levels; of six, then.
+places = [at for at in range(footer, len(sound) - 8) if sound[at] == 0x26]
+for at in places:
+    damaged = bytearray(sound)
+    damaged[at] ^= 0x40
+    open("b.parquet", "wb").write(damaged)
+    try:
+        describe(kvtools.open("b.parquet"))
+        found += verify("b.parquet").count("error") > 0
+    except KvtoolsError:
+        found += 1
+print(len(places), found)
+"""
+
+
+def test_a_damaged_histogram_is_an_error_and_ends_no_process(tmp_path: Path) -> None:
+    write_tables([round_trip.table("emb", 60)], tmp_path / "a.parquet", "parquet")
+    ran = subprocess.run([sys.executable, "-c", _EACH_DAMAGE], cwd=tmp_path, capture_output=True, text=True, check=True)
+    places, found = map(int, ran.stdout.split())
+    assert places > 10 and found > 3

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 import kvtools
+from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.chunk import ALL_COLUMNS, Chunk
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.diff import compare_tables
 from kvtools.errors import BadInputError, CorruptFileError, UnknownTableError
+from kvtools.merge import merge
 from kvtools.verify import verify
 
 Save = Callable[..., Path]
@@ -168,6 +171,99 @@ def test_scores_of_a_table_with_a_capacity_are_shown_and_named_as_lost(
     assert by_key(list(written.chunks())) == reference(sample)
     assert written.schema.extras == ()
     assert "policies" not in written.schema.metadata
+
+
+POLICIES: dict[str, Any] = {
+    "admission": {"kind": "bloom", "enter_threshold": 300, "below": "initial", "capacity": 50, "error": 0.1},
+    "padding_key": 0,
+    "expiry": [
+        {"policy": "after_steps", "steps": 50},
+        {"policy": "keep_top", "rows": 10, "by": "norm"},
+    ],
+    "versions": "steps",
+}
+
+
+def with_policies(sample: Any, table_tensors: Tensors, parts: int, steps: list[int], seed: int = 0) -> dict[str, Any]:
+    """A table that expires by steps and counts in a filter of 2-byte cells; each part has a step of its own."""
+    tensors = table_tensors(sample, parts)
+    rng = np.random.default_rng(seed)
+    for part, step in enumerate(steps):
+        prefix = sample.name if parts == 1 else f"{sample.name}/part_{part}"
+        record = json.loads(tensors[f"{prefix}-kvmeta"])
+        record["policies"] = {**POLICIES, "step": step, "max_capacity": 70, "eviction": "lru"}
+        tensors[f"{prefix}-kvmeta"] = json.dumps(record)
+        tensors[f"{prefix}-pending_filter"] = rng.integers(0, 256, 192, np.uint8)
+    return tensors
+
+
+def largest_cells(tensors: dict[str, Any]) -> bytes:
+    cells = [array.view("<u2") for name, array in tensors.items() if name.endswith("-pending_filter")]
+    return bytes(np.max(cells, axis=0).astype("<u2").tobytes())
+
+
+def records_of(prefix: Path, parts: int) -> list[dict[str, Any]]:
+    bundle = Bundle(prefix)
+    names = ["emb"] if parts == 1 else [f"emb/part_{part}" for part in range(parts)]
+    return [json.loads(bundle.strings(f"{name}-kvmeta")[0])["policies"] for name in names]
+
+
+@pytest.mark.parametrize("through", [None, "hdf5", "npz", "torch", "arrow"])
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_steps_policies_and_filters_go_along(
+    save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path, parts: int, through: str | None
+) -> None:
+    sample = make_sample("emb", rows=40)
+    tensors = with_policies(sample, table_tensors, 3, [7, 9, 8])
+    path = save_plain(tmp_path / "a", tensors)
+    if through is not None:
+        first = kvtools.write_tables([open_checkpoint(path).table("emb")], tmp_path / "between", through)
+        assert first.lossless
+        path = tmp_path / "between"
+    account = kvtools.write_tables([open_checkpoint(path).table("emb")], tmp_path / "b", "tfplugin", parts=parts)
+    assert account.lossless
+    rows = -(-30 // parts)  # of a table's 30, a part's share
+    after_steps, keep_top = POLICIES["expiry"]
+    expected = {**POLICIES, "step": 9, "expiry": [after_steps, {**keep_top, "rows": rows}]}
+    assert records_of(tmp_path / "b", parts) == [expected] * parts
+    written = open_checkpoint(tmp_path / "b").table("emb")
+    assert written.schema.version_unit == "steps"
+    filters = [written.extra(extra.name).tobytes() for extra in written.schema.extras]
+    assert filters == [largest_cells(tensors)] * parts
+    assert compare_tables(open_checkpoint(tmp_path / "a").table("emb"), written).same
+
+
+def test_a_dialect_without_policies_says_what_is_lost_of_them(
+    save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path
+) -> None:
+    tensors = with_policies(make_sample("emb", rows=40), table_tensors, 3, [7, 9, 8])
+    table = open_checkpoint(save_plain(tmp_path / "a", tensors)).table("emb")
+    (told,) = kvtools.write_tables([table], tmp_path / "b", "deeprec").tables
+    losses = "\n".join(told.losses)
+    assert "the step 9 that ages of rows are counted from" in losses
+    assert "policies (admission, expiry, padding_key)" in losses
+    assert "admission filter 0 [192]: the dialect has no place for them" in losses
+
+
+def test_a_merge_takes_the_largest_step_and_joins_filters(
+    save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path
+) -> None:
+    one = with_policies(make_sample("emb", rows=40), table_tensors, 2, [7, 9])
+    two = with_policies(make_sample("emb", rows=9), table_tensors, 1, [12], seed=1)
+    sources = [open_checkpoint(save_plain(tmp_path / name, tensors)) for name, tensors in (("a", one), ("b", two))]
+    account, _ = merge(sources, tmp_path / "c")
+    assert account.lossless
+    assert [record["step"] for record in records_of(tmp_path / "c", 2)] == [12, 12]
+    merged = open_checkpoint(tmp_path / "c").table("emb")
+    filters = [merged.extra(extra.name).tobytes() for extra in merged.schema.extras]
+    assert filters == [largest_cells({**{f"1{k}": v for k, v in one.items()}, **two})] * 2
+
+    record = json.loads(two["emb-kvmeta"])
+    record["policies"]["admission"]["error"] = 0.2
+    other = open_checkpoint(save_plain(tmp_path / "d", {**two, "emb-kvmeta": json.dumps(record)}))
+    account, _ = merge([sources[0], other], tmp_path / "e")
+    assert [loss for loss in account.tables[0].losses if loss.startswith("admission filters: the merged tables differ")]
+    assert open_checkpoint(tmp_path / "e").table("emb").schema.extras == ()
 
 
 @pytest.mark.parametrize("scores", [np.arange(39, dtype=np.uint64), np.arange(40, dtype=np.int64)])
