@@ -36,7 +36,7 @@ from tensorflow.python.framework import func_graph
 from tfplugin import placement, scaled_loss, step_record
 from tfplugin.embedding_layers.penalties import each_row_once
 from tfplugin.keras_hooks import KerasHooks
-from tfplugin.keras_models import _holders, _listed, _name, _note_looked_up
+from tfplugin.keras_models import _holders, _listed, _name, _note_looked_up, is_trained
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused, row_averages
 from tfplugin.optimizers.inner_optimizer import innermost
@@ -85,7 +85,7 @@ class _Trained:
         """Those of a model, or of a layer."""
         trained = _Trained()
         for part, table, layer in _holders(model):
-            if layer.trainable and part.trainable and _is_left_to_keras(part, table):
+            if is_trained(part, layer) and _is_left_to_keras(part, table):
                 trained._add(part, _own_optimizer(layer, table))
         return trained
 
@@ -254,8 +254,9 @@ def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
     ]
     if not left_out:
         return None
-    trained = {id(part) for part, _, layer in _holders(model) if layer.trainable}
-    frozen = {id(part) for part, _, layer in _holders(model) if not layer.trainable} - trained
+    held = {id(part) for part, _, _ in _holders(model)}
+    trained = {id(part) for part, _, layer in _holders(model) if is_trained(part, layer)}
+    frozen = held - trained
     left_out = [(part, table) for part, table in left_out if id(part) not in frozen]
     if not left_out:
         return None
