@@ -119,7 +119,7 @@ def held_tables(model: Any) -> list[HeldTable]:
             table,
             layers_of[key][0],
             name_of(table),
-            bool(table.trainable) and any(bool(layer.trainable) for layer in layers_of[key]),
+            bool(table.trainable) and any(keras_models.is_trained(table._kv_parts[0], one) for one in layers_of[key]),
             _unnumbered(name_of(table), made),
         )
         for key, table in tables.items()

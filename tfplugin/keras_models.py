@@ -22,7 +22,7 @@ from tfplugin import step_record
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.partitioned_kv_variable import put_together
 from tfplugin.training_mode import inference_mode
-from tfplugin.wrapped_method import defining_class, wrap_method
+from tfplugin.wrapped_method import defining_class, wrap_method, wrap_setter
 
 _INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
 
@@ -72,6 +72,23 @@ def _holders(model: Any) -> Iterator[tuple[Any, Any, Any]]:
         for table in held_by(layer):
             for part in table._kv_parts:
                 yield part, table, layer
+
+
+def is_trained(part: Any, layer: Any) -> bool:
+    """Whether a layer that holds the table of a part has it be trained.
+
+    The variables of Keras 3 are themselves trainable or not, and a layer says so when its own ``trainable`` changes: of
+    layers that share a table, the last to say anything decides. In tf_keras one that is trainable is enough.
+    """
+    return bool(layer.trainable and part.trainable and not getattr(part, "_frozen_by_keras", False))
+
+
+def _set_trainable(original: Callable[..., None], layer: Any, value: Any) -> None:
+    """Setting ``trainable`` of a layer of Keras 3."""
+    original(layer, value)
+    for table in held_by(layer):
+        for part in table._kv_parts:
+            part._frozen_by_keras = not layer.trainable
 
 
 def _note_looked_up(model: Any, step: step_record.StepRecord) -> None:
@@ -177,6 +194,7 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
         if owner is not None:
             yield wrap_method(owner, method, _infer)
     if keras.__name__ == "keras":
+        yield wrap_setter(keras.layers.Layer, "trainable", _set_trainable)
         owner = defining_class(keras.layers.Layer, "_trackable_children")
         if owner is not None and owner.__module__.startswith("keras."):
             yield wrap_method(owner, "_trackable_children", _children)

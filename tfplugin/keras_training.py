@@ -34,8 +34,9 @@ import tensorflow as tf
 from tensorflow.python.framework import func_graph
 
 from tfplugin import placement, scaled_loss, step_record
+from tfplugin.embedding_layers.penalties import each_row_once
 from tfplugin.keras_hooks import KerasHooks
-from tfplugin.keras_models import _holders, _listed, _name, _note_looked_up
+from tfplugin.keras_models import _holders, _listed, _name, _note_looked_up, is_trained
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused, row_averages
 from tfplugin.optimizers.inner_optimizer import innermost
@@ -84,7 +85,7 @@ class _Trained:
         """Those of a model, or of a layer."""
         trained = _Trained()
         for part, table, layer in _holders(model):
-            if layer.trainable and part.trainable and _is_left_to_keras(part, table):
+            if is_trained(part, layer) and _is_left_to_keras(part, table):
                 trained._add(part, _own_optimizer(layer, table))
         return trained
 
@@ -153,10 +154,12 @@ def _asked_by_a_library() -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
 
 
-def _without_tables(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
-    """``losses``, which Keras 3 makes of trainable weights and their regularizers: lookups have those of tables."""
+def _losses(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
+    """``losses``, which Keras 3 makes of trainable weights and their regularizers: lookups have those of tables, and
+    layers that share a table have one.
+    """
     with _among_the_weights(None):
-        return getter(layer)
+        return each_row_once(getter(layer))
 
 
 # ---- The step --------------------------------------------------------------------------------------------------------
@@ -186,6 +189,8 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
             outputs = step(*step_args, **step_kwargs)
         _note_looked_up(model, found)
         wrong = _not_updated(model, found) or _updated_by_scaled_gradients(model, found)
+        if wrong is None and _is_of_keras(model, own):  # others may have functions of losses, too
+            wrong = _not_penalized(model, found)
         if wrong is not None:
             _failed[model] = wrong
         return outputs
@@ -249,8 +254,9 @@ def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
     ]
     if not left_out:
         return None
-    trained = {id(part) for part, _, layer in _holders(model) if layer.trainable}
-    frozen = {id(part) for part, _, layer in _holders(model) if not layer.trainable} - trained
+    held = {id(part) for part, _, _ in _holders(model)}
+    trained = {id(part) for part, _, layer in _holders(model) if is_trained(part, layer)}
+    frozen = held - trained
     left_out = [(part, table) for part, table in left_out if id(part) not in frozen]
     if not left_out:
         return None
@@ -278,6 +284,24 @@ def _updated_by_scaled_gradients(model: Any, step: step_record.StepRecord) -> st
         "undo() of what tfplugin.apply_in_backward returned: the optimizer of the model then trains the table that a "
         "layer holds, and scales its gradients back."
     )
+
+
+def _not_penalized(model: Any, step: step_record.StepRecord) -> str | None:
+    """What is wrong with a step whose loss lacks what a regularizer says of a table; None if all is well.
+
+    A layer that is called within a function gives Keras no losses, and none again where that has been traced before.
+    """
+    for layer in model._flatten_layers():
+        for table in getattr(layer, "regularized_tables", ()) if layer.trainable else ():
+            parts = {id(part) for part in table._kv_parts}
+            if parts & step.looked_up.keys() and not parts & step.penalized:
+                return (
+                    f"The loss of model '{model.name}' lacks what the regularizer of layer '{layer.name}' says: the "
+                    f"training step looks up key-value variable '{_name(table._kv_parts[0], table)}' in a tf.function "
+                    "that calls the layer, or past the layer, and losses do not come out of functions. Call the layer "
+                    "outside of that tf.function: Keras compiles the step in any case."
+                )
+    return None
 
 
 def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
@@ -569,7 +593,7 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
             if isinstance(vars(cls).get(name), property):
                 yield wrap_property(cls, name, _with_tables)
         if isinstance(vars(cls).get("losses"), property):
-            yield wrap_property(cls, "losses", _without_tables)
+            yield wrap_property(cls, "losses", _losses)
     for optimizer in _optimizers(keras):
         for method in ("scale_loss", "get_scaled_loss"):
             if method in vars(optimizer):

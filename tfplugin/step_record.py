@@ -26,6 +26,7 @@ class StepRecord:
     Attributes:
       looked_up: the parts of all tables that were looked up, by id, and the object that each was looked up through.
       loss_scaler: the optimizer that has scaled a loss of the step, if one has.
+      penalized: the parts of tables of which a regularizer has been told what the step looks up, by id.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class StepRecord:
         self._updated: set[int] = set()
         self._scaled: dict[int, tuple[Any, Any]] = {}
         self.loss_scaler: Any = None
+        self.penalized: set[int] = set()
 
     def note_lookup(self, table: Any, train: bool) -> None:
         """Notes a lookup that inserts keys (`train`), or does not."""
@@ -123,3 +125,10 @@ def note_scaled_loss(optimizer: Any) -> None:
     step: StepRecord | None = getattr(_now, "step", None)
     if step is not None:
         step.loss_scaler = optimizer
+
+
+def note_penalty(table: Any) -> None:
+    """Tells the record, if there is one, that a regularizer looks at rows of `table`."""
+    step: StepRecord | None = getattr(_now, "step", None)
+    if step is not None:
+        step.penalized.update(id(part) for part in table._kv_parts)

@@ -12,9 +12,9 @@
   `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; and of
   `tf.function` ``make_function_context``, which tells its traces apart, and ``ConcreteFunction.__call__``. Each passes
   everything that is not a key-value variable, or stands for one, through untouched.
-- In Keras what `keras_models`, `keras_training`, `keras_builds`, `keras_files`, `keras_weights` and `keras_servers`
-  say: the optimizer of a model trains the tables of its layers, models are looked at where they train and predict, and
-  tables are part of what is written, read, counted and shown of them.
+- In Keras what `keras_models`, `keras_training`, `keras_averages`, `keras_builds`, `keras_files`, `keras_weights` and
+  `keras_servers` say: the optimizer of a model trains the tables of its layers, models are looked at where they train
+  and predict, and tables are part of what is written, read, counted and shown of them.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from tfplugin import (
     custom_gradients,
     graph_import,
     graph_restore,
+    keras_averages,
     keras_builds,
     keras_files,
     keras_models,
@@ -116,7 +117,15 @@ def install() -> None:
     ):
         _undo.append(wrap_method(owner, method, replacement))
     _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))
-    for hooks in (keras_models, keras_training, keras_builds, keras_files, keras_weights, keras_servers):
+    for hooks in (
+        keras_models,
+        keras_training,
+        keras_averages,
+        keras_builds,
+        keras_files,
+        keras_weights,
+        keras_servers,
+    ):
         hooks.install()
         _undo.append(hooks.uninstall)
 

@@ -35,6 +35,18 @@ def wrap_property(owner: type, name: str, replacement: Callable[..., Any]) -> Ca
     return lambda: setattr(owner, name, original)
 
 
+def wrap_setter(cls: type, name: str, replacement: Callable[..., None]) -> Callable[[], None]:
+    """Has setting the property `name` of a class, or of that it has it of, call ``replacement(setter, self, value)``.
+    Otherwise as `wrap_method`.
+    """
+    owner = defining_class(cls, name)
+    assert owner is not None
+    original = vars(owner)[name]
+    setter = original.fset
+    setattr(owner, name, original.setter(lambda self, value: replacement(setter, self, value)))
+    return lambda: setattr(owner, name, original)
+
+
 def defining_class(cls: type, name: str) -> type | None:
     """The class among `cls` and its bases that a method of it is defined in; None where there is no such method."""
     return next((base for base in cls.__mro__ if name in vars(base)), None)

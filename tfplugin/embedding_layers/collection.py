@@ -13,6 +13,7 @@ from tfplugin.embedding_layers.embedding import output_spec
 from tfplugin.embedding_layers.keras_inputs import refuse_other_keras
 from tfplugin.embedding_layers.layer_ids import Lookup, Reading, lookup_of, output_shape
 from tfplugin.embedding_layers.layer_tables import TableOptions
+from tfplugin.embedding_layers.penalties import add_penalty
 from tfplugin.embedding_layers.read_rows import cast, read, read_regularized, trains
 
 
@@ -127,6 +128,11 @@ class EmbeddingCollectionLayer:
         """The optimizer that updates a table in ``fit`` instead of the model's; None: the model's does."""
         return next((self.optimizers.get(name) for name, own in self.tables.items() if own is table), None)
 
+    @property
+    def regularized_tables(self) -> list[Any]:
+        """The tables whose rows a regularizer looks at in each call."""
+        return [self.tables[name] for name, options in self._features.options.items() if options.regularizer]
+
     def _reading(self, feature: Any) -> Reading:
         longest = feature.input_shape[-1] if feature.input_shape is not None and len(feature.input_shape) > 1 else None
         what = f"Feature '{feature.name}' of layer '{self.name}'"  # type: ignore[attr-defined]
@@ -164,8 +170,8 @@ class EmbeddingCollectionLayer:
             if regularizer is None:
                 together.append(i)
             else:
-                rows[i], loss = read_regularized(lookup, regularizer, train)
-                self.add_loss(loss)  # type: ignore[attr-defined]
+                rows[i], penalty = read_regularized(lookup, regularizer, train)
+                add_penalty(self, penalty)
         if together:
             for i, found in zip(together, read([lookups[i] for i in together], train), strict=True):
                 rows[i] = found

@@ -10,6 +10,7 @@ from tfplugin.embedding_layers.built_by_shape import as_ids
 from tfplugin.embedding_layers.keras_inputs import refuse_other_keras
 from tfplugin.embedding_layers.layer_ids import check_dtype, lookup_of, mask_of, output_shape, padding_of
 from tfplugin.embedding_layers.layer_tables import TableOptions
+from tfplugin.embedding_layers.penalties import add_penalty
 from tfplugin.embedding_layers.read_rows import cast, read, read_regularized, trains
 
 #: Arguments of Keras's own Embedding, and what they are here.
@@ -118,6 +119,11 @@ class EmbeddingLayer:
         return self.optimizer
 
     @property
+    def regularized_tables(self) -> list[Any]:
+        """The tables whose rows a regularizer looks at in each call."""
+        return [] if self.options.regularizer is None else [self.table]
+
+    @property
     def _reading(self) -> Any:
         return self.options.reading(f"Layer '{self.name}'", self.table)  # type: ignore[attr-defined]
 
@@ -146,8 +152,8 @@ class EmbeddingLayer:
         if self.options.regularizer is None:
             (rows,) = read([lookup], train)
         else:
-            rows, loss = read_regularized(lookup, self.options.regularizer, train)
-            self.add_loss(loss)  # type: ignore[attr-defined]
+            rows, penalty = read_regularized(lookup, self.options.regularizer, train)
+            add_penalty(self, penalty)
         return cast(rows, self.compute_dtype)  # type: ignore[attr-defined]
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:

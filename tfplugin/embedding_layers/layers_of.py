@@ -63,8 +63,8 @@ _EMBEDDING = """Rows of ids, from a table without a vocabulary: any id has a row
         out. It is masked with `mask_zero`.
       initializer: what a row starts from: a name, an initializer of this Keras, a number, or an array of shape
         [dim] or [m, dim]. See `tfplugin.get_kv_variable`.
-      regularizer: of the rows that a call looks up, each key once; what it gives is added to the loss. Rows that no
-        sample of a batch has are left alone.
+      regularizer: of the rows that a forward pass looks up, each key once however many calls look it up; what it
+        gives is added to the loss. Rows that no sample of a batch has are left alone.
       constraint: of the rows that a step has changed, each by itself: norms are those of rows (``axis=1``).
       max_capacity, eviction, admission, expiry, expire_every, expire_on_save, max_hbm, max_memory, spill,
         capacity_hint: as of `tfplugin.get_kv_variable`.

@@ -10,6 +10,7 @@ from tensorflow.python.eager import record
 
 from tfplugin.composed_pool import bags_of, pool
 from tfplugin.embedding_layers.layer_ids import Lookup
+from tfplugin.embedding_layers.penalties import Penalty
 from tfplugin.lookup import pooled_ids
 from tfplugin.lookup_many import lookup_many
 from tfplugin.training_mode import is_training
@@ -58,14 +59,14 @@ def read(lookups: Sequence[Lookup], train: bool) -> list[Any]:
     return [one.finish(found) for one, found in zip(lookups, rows, strict=True)]
 
 
-def read_regularized(lookup: Lookup, regularizer: Any, train: bool) -> tuple[Any, tf.Tensor]:
-    """The rows of a lookup, and what a regularizer says of the rows of its keys, each key once."""
+def read_regularized(lookup: Lookup, regularizer: Any, train: bool) -> tuple[Any, Penalty]:
+    """The rows of a lookup, and what a regularizer is to look at: the rows of its keys, each key once."""
     table, combiner = lookup.reading.table, lookup.reading.combiner
     if combiner is not None:
         bags = bags_of(pooled_ids(table, lookup.ids, lookup.weights, lookup.reading.what))
         keys, which = tf.unique(bags.keys)
         rows = table.sparse_read(keys, training=train)
-        return lookup.finish(pool(rows, which, bags, combiner)), regularizer(rows)
+        return lookup.finish(pool(rows, which, bags, combiner)), Penalty(table, regularizer, keys, rows)
     for part in table._kv_parts:
         part._clipped_whole = True
     ids = lookup.ids
@@ -75,7 +76,7 @@ def read_regularized(lookup: Lookup, regularizer: Any, train: bool) -> tuple[Any
     every = tf.reshape(tf.gather(rows, which), tf.concat([tf.shape(flat), [table.dim]], 0))
     every = tf.ensure_shape(every, flat.shape.concatenate([table.dim]))
     found = ids.with_flat_values(every) if isinstance(ids, tf.RaggedTensor) else every
-    return lookup.finish(found), regularizer(rows)
+    return lookup.finish(found), Penalty(table, regularizer, keys, rows)
 
 
 def cast(rows: Any, dtype: Any) -> Any:

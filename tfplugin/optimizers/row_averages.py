@@ -6,7 +6,7 @@ zero for a row that has not been touched: its average is what it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -63,16 +63,43 @@ class RowAverages:
 
     def overwrite(self) -> None:
         """Has each row be its average: within a step, or some rows at a time in eager mode."""
+        for keys in self._chunks():
+            value, offset = self._read(keys)
+            self._update.variable.write_rows(keys, [value + offset, tf.zeros_like(offset)], self._specs)
+
+    def swap(self) -> Iterator[tf.Tensor]:
+        """Has rows and averages change places, some at a time, and gives the keys of those; in eager mode."""
+        for keys in self._chunks():
+            self.swap_rows(keys)
+            yield keys
+
+    def swap_rows(self, keys: tf.Tensor) -> None:
+        """Has the rows of `keys` and their averages change places. To do so twice gives back what was."""
+        keys, value, offset = self._apart(keys)
+        exact = tf.float64 if value.dtype == tf.float64 else tf.float32
+        average = tf.cast(tf.cast(value, exact) + tf.cast(offset, exact), value.dtype)
+        offset = tf.cast(tf.cast(value, exact) - tf.cast(average, exact), value.dtype)
+        self._update.variable.write_rows(keys, [average, offset], self._specs)
+
+    def settle(self) -> None:
+        """Has each average be its row; in eager mode."""
+        for keys in self._chunks():
+            keys, value, offset = self._apart(keys)
+            self._update.variable.write_rows(keys, [value, tf.zeros_like(offset)], self._specs)
+
+    def _chunks(self) -> Iterator[tf.Tensor]:
         keys, _ = self._update.variable.export()
         if not tf.executing_eagerly():
-            self._overwrite(keys)
+            yield keys
             return
         for start in range(0, int(tf.size(keys)), _CHUNK):
-            self._overwrite(keys[start : start + _CHUNK])
+            yield keys[start : start + _CHUNK]
 
-    def _overwrite(self, keys: tf.Tensor) -> None:
+    def _apart(self, keys: tf.Tensor) -> list[tf.Tensor]:
+        """Those of the keys whose averages are not their rows, with rows and offsets."""
         value, offset = self._read(keys)
-        self._update.variable.write_rows(keys, [value + offset, tf.zeros_like(offset)], self._specs)
+        apart = tf.reduce_any(offset != 0, 1)
+        return [tf.boolean_mask(column, apart) for column in (keys, value, offset)]
 
 
 def _after(*done: Any) -> Any:
@@ -84,6 +111,25 @@ def overwrite(optimizer: Any) -> None:
     """Has the rows of the tables that an optimizer with ``use_ema`` has trained be their averages."""
     for averages in vars(optimizer).get("_kv_averages", ()):
         averages.overwrite()
+
+
+def swap(optimizer: Any) -> None:
+    """Has the rows of those tables and their averages change places: of all, or, where that fails, of none."""
+    done: list[tuple[RowAverages, tf.Tensor]] = []
+    try:
+        for averages in vars(optimizer).get("_kv_averages", ()):
+            for keys in averages.swap():
+                done.append((averages, keys))
+    except BaseException:
+        for averages, keys in done:
+            averages.swap_rows(keys)
+        raise
+
+
+def settle(optimizer: Any) -> None:
+    """Has the averages be what the rows are."""
+    for averages in vars(optimizer).get("_kv_averages", ()):
+        averages.settle()
 
 
 def note(optimizer: Any, averages: RowAverages) -> None:

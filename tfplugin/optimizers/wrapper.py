@@ -423,6 +423,12 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 with tf.name_scope(optimizer.name):
                     optimizer.build(variables)
 
+    def know(self, parts: Sequence[KvVariable]) -> None:
+        """Has an optimizer of Keras 3 that was built make the slots of these before a step."""
+        weights = [v for v in self._core._trainable_variables if not generic_update.stands_for_table(v)]
+        with patch_lock(self._core):
+            self._build([(None, v) for v in (*weights, *parts)])
+
     def _averages(self, update: generic_update.RowUpdate) -> row_averages.RowAverages:
         if update.averages is None:
             update.averages = row_averages.RowAverages(update, self._core)

@@ -14,6 +14,8 @@ from kept_models import again, kept_pair, of
 from keras_pairs import assert_alike, batches, losses
 
 import tfplugin
+from tfplugin.optimizers import row_averages
+from tfplugin.policies import ExpireAfterSteps
 
 (IDS, LABELS), (VALIDATION_IDS, VALIDATION_LABELS) = batches(2)
 
@@ -244,3 +246,90 @@ def test_best_weights_and_files_would_lack_rows_that_no_layer_holds(both_kerases
         with pytest.raises(ValueError, match=lacking):
             save(str(tmp_path / file))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("swap_on_epoch", [False, True])
+def test_moving_averages_are_swapped_in_to_evaluate(swap_on_epoch, parts, tmp_path):
+    keras = tf.keras
+    models, histories, during = kept_pair(keras, parts=parts), [], []
+    for number, model in enumerate(models.models):
+        optimizer = keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.7)
+        model.compile(optimizer, "mse", run_eagerly=True)
+        callbacks = [
+            keras.callbacks.SwapEMAWeights(swap_on_epoch),
+            keras.callbacks.ModelCheckpoint(str(tmp_path / f"{number}-{{epoch}}.weights.h5"), save_weights_only=True),
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda *_, model=model: during.append(model.predict(IDS, verbose=0))
+            ),
+        ]
+        histories.append(_fit(keras, model, callbacks))
+    np.testing.assert_allclose(*(history["val_loss"] for history in histories), rtol=1e-4)
+    np.testing.assert_allclose(*(history["loss"] for history in histories), rtol=1e-4)
+    np.testing.assert_allclose(during[:4], during[4:], atol=1e-5)
+    assert_alike(models, IDS)
+    for number, model in enumerate(models.models):
+        model.load_weights(str(tmp_path / f"{number}-2.weights.h5"))
+    assert_alike(models, IDS)
+
+
+def test_averages_of_a_loaded_model_are_swapped(tmp_path):
+    """Before its optimizer has made a step; rows that are new by then are what they are."""
+    keras = tf.keras
+    models, evaluated = kept_pair(keras), []
+    loaded = []
+    for number, model in enumerate(models.models):
+        model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.7), "mse", run_eagerly=True)
+        list(losses(model, batches(3)))
+        model.save(tmp_path / f"{number}.keras")
+        loaded.append(keras.models.load_model(tmp_path / f"{number}.keras"))
+    loaded = again(models, *loaded)
+    loaded.table.upsert([99], np.ones((1, loaded.table.dim)))
+    before = loaded.table.export()
+    for model in loaded.models:
+        plain = model.evaluate(VALIDATION_IDS, VALIDATION_LABELS, verbose=0)
+        swapped = model.evaluate(
+            VALIDATION_IDS, VALIDATION_LABELS, verbose=0, callbacks=[keras.callbacks.SwapEMAWeights()]
+        )
+        evaluated.append((plain, swapped))
+    np.testing.assert_allclose(*evaluated, rtol=1e-4)
+    assert abs(plain - swapped) > 1e-3
+    for column, after in zip(before, loaded.table.export(), strict=True):
+        np.testing.assert_array_equal(column, after)
+    with_rows = [list(losses(model, batches(2))) for model in loaded.models]
+    np.testing.assert_allclose(*with_rows, rtol=1e-4)
+
+
+def test_a_swap_that_fails_changes_no_row(monkeypatch):
+    keras = tf.keras
+    model = kept_pair(keras).ours
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse", run_eagerly=True)
+    list(losses(model, batches(3)))
+    table = model.get_layer("embedding").table
+    before, weights = table.export()[1], model.get_weights()[0]
+    monkeypatch.setattr(row_averages, "_CHUNK", 5)
+    written, stock = [], type(table).write_rows
+
+    def write_rows(self, keys, *args, **kwargs):
+        written.append(keys)
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        return stock(self, keys, *args, **kwargs)
+
+    monkeypatch.setattr(type(table), "write_rows", write_rows)
+    with pytest.raises(KeyboardInterrupt):
+        model.evaluate(IDS, LABELS, verbose=0, callbacks=[keras.callbacks.SwapEMAWeights()])
+    assert len(written) == 3
+    np.testing.assert_array_equal(table.export()[1], before)
+    np.testing.assert_array_equal(model.get_weights()[0], weights)
+
+
+@pytest.mark.parametrize("options", [{"max_capacity": 50}, {"expiry": ExpireAfterSteps(9)}], ids=str)
+def test_averages_of_rows_that_go_are_not_swapped(options):
+    keras = tf.keras
+    embedding = tfplugin.keras.Embedding(4, combiner="mean", name="items", **options)
+    model = keras.Sequential([keras.Input((3,), dtype="int64"), embedding, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse", run_eagerly=True)
+    what = next(iter(options))
+    with pytest.raises(ValueError, match=rf"'items:0' has an? {what}, .*Leave the callback out"):
+        _fit(keras, model, [keras.callbacks.SwapEMAWeights()], epochs=1)

@@ -204,3 +204,131 @@ def test_a_collection_is_trained_as_dense_layers_are(both_kerases, layers):
     for name, table in collection.tables.items():
         keys, moved = (column.numpy() for column in table.export())
         np.testing.assert_allclose(moved, dense[name].get_weights()[0][keys], rtol=1e-5, atol=1e-6)
+
+
+def _two_inputs(keras, layer, nested):
+    """A model that calls a layer twice, with a regularizer that is no sum over rows."""
+    first, second = (keras.Input((LENGTH,), dtype="int64") for _ in range(2))
+    if nested:
+        ids = keras.Input((LENGTH,), dtype="int64")
+        layer = keras.Model(ids, layer(ids), name="inner")
+    rows = keras.layers.Flatten()(keras.layers.Add()([layer(first), layer(second)]))
+    return keras.Model([first, second], keras.layers.Dense(1, kernel_initializer="ones")(rows))
+
+
+def _subclassed(keras, layer):
+    class Twice(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.score = layer, keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, inputs):
+            first, second = (tf.reshape(self.embedding(ids), [-1, LENGTH * DIM]) for ids in inputs)
+            return self.score(first + second)
+
+        def train_step(self, data):
+            inputs, labels = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(inputs, training=True) - labels) ** 2)
+                loss += tf.add_n(self.losses)
+            gradients = tape.gradient(loss, self.trainable_weights)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+            return {"loss": loss}
+
+    return Twice()
+
+
+@pytest.mark.parametrize("how", ["functional", "nested", "subclassed"])
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str)
+def test_a_row_is_regularized_once_in_a_step_however_often_it_is_looked_up(both_kerases, layers, how, options):
+    keras = both_kerases
+
+    def regularizer(rows):
+        return tf.sqrt(tf.reduce_sum(rows**2))
+
+    ids = np.arange(VOCABULARY).reshape(-1, LENGTH)
+    inputs, labels = [ids, ids[::-1] % (VOCABULARY - 2)], np.ones((len(ids), 1), np.float32)
+    trained = []
+    for layer in (
+        layers.Embedding(DIM, initializer=0.5, regularizer=regularizer),
+        keras.layers.Embedding(
+            VOCABULARY, DIM, embeddings_initializer=keras.initializers.Constant(0.5), embeddings_regularizer=regularizer
+        ),
+    ):
+        model = _subclassed(keras, layer) if how == "subclassed" else _two_inputs(keras, layer, how == "nested")
+        model.compile(keras.optimizers.SGD(0.01), "mse", **options)
+        history = model.fit(inputs, labels, batch_size=len(ids), epochs=3, verbose=0).history["loss"]
+        after = [] if how == "subclassed" else [model.evaluate(inputs, labels, verbose=0)]
+        rows = layer.table.sparse_read(np.arange(VOCABULARY)) if hasattr(layer, "table") else layer.embeddings
+        trained.append((history + after, np.asarray(rows)))
+    (losses, rows), (expected, dense) = trained
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    np.testing.assert_allclose(rows, dense, rtol=1e-5)
+
+
+def test_layers_that_share_a_table_regularize_a_row_once(both_kerases, layers):
+    keras = both_kerases
+    first, second = (layers.Embedding(DIM, initializer=1.0, regularizer=keras.regularizers.L2(0.5)) for _ in range(2))
+    second.table = first.table
+    other = layers.Embedding(DIM, initializer=1.0, regularizer=keras.regularizers.L2(0.5))
+    ids = keras.Input((LENGTH,), dtype="int64")
+    rows = keras.layers.Add()([first(ids), second(ids), other(ids)])
+    model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="zeros")(keras.layers.Flatten()(rows)))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    assert np.ravel(model.train_on_batch(np.array([[1, 2, 1]]), np.zeros((1, 1))))[0] == 2 * (0.5 * 2 * DIM)
+    for layer in (first, other):
+        np.testing.assert_allclose(layer.table.export()[1], np.full((2, DIM), 1 - 0.1 * 2 * 0.5), rtol=1e-6)
+
+
+def test_each_forward_pass_has_a_penalty_of_its_own(both_kerases, layers):
+    layer = layers.Embedding(DIM, "sum", initializer=1.0, regularizer=lambda rows: tf.reduce_sum(rows))
+    for ids in ([[1, 2]], [[2, 3]]):
+        layer(tf.constant(ids), training=True)
+        assert [float(loss) for loss in layer.losses] == [2 * DIM]
+
+    class Twice(both_kerases.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.embedding = layer
+
+        def call(self, ids):
+            return self.embedding(ids) + self.embedding(ids + 1)
+
+    twice = Twice()
+    with tf.GradientTape() as tape:
+        twice(tf.constant([[1, 2]]))
+    # Read where no tape records.
+    assert [float(loss) for loss in twice.losses] == [3 * DIM]
+    gradient = tape.gradient(twice.losses, layer.table)
+    assert sorted(set(gradient.indices.numpy())) == [1, 2, 3]
+    assert float(tf.reduce_sum(gradient.values)) == 3 * DIM
+
+
+def test_a_regularizer_in_a_function_that_the_step_calls(both_kerases, layers):
+    """Keras 3 traces the function before, for shapes, and the step would have no penalty."""
+    keras = both_kerases
+
+    class Inner(keras.Model):
+        def __init__(self, regularizer):
+            super().__init__(name="outer")
+            self.embedding = layers.Embedding(DIM, "sum", initializer=1.0, regularizer=regularizer, name="items")
+            self.score = keras.layers.Dense(1)
+
+        @tf.function
+        def rows(self, ids):
+            return self.embedding(ids)
+
+        def call(self, ids):
+            return self.score(self.rows(ids))
+
+    for regularizer in (None, "l2"):
+        model = Inner(regularizer)
+        model.compile("sgd", "mse")
+        if regularizer is None:
+            model.fit(np.array([[1, 2]]), np.zeros((1, 1)), verbose=0)
+        elif keras.__name__ == "tf_keras":
+            with pytest.raises((TypeError, ValueError), match=r"items.* out of scope"):
+                model.fit(np.array([[1, 2]]), np.zeros((1, 1)), verbose=0)
+        else:
+            with pytest.raises(ValueError, match=r"'outer' lacks .*of layer 'items'.*Call the layer outside"):
+                model.fit(np.array([[1, 2]]), np.zeros((1, 1)), verbose=0)

@@ -386,6 +386,44 @@ def test_layers_that_are_frozen(both_kerases):
     assert (models.rows()[0] != before).all()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        (),
+        (("first", False),),
+        (("first", False), ("second", True)),  # has been so: Keras hears nothing
+        (("first", False), ("second", False), ("second", True)),
+        (("first", False), ("first", True)),
+        (("ctr", False), ("ctr", True), ("second", False)),
+    ],
+    ids=str,
+)
+def test_a_table_of_a_frozen_layer_and_another_is_trained_as_a_variable_of_both(both_kerases, make, rows_of, said):
+    keras = both_kerases
+    dense = tf.Variable if keras is tf_keras else keras.Variable
+
+    class Mean(keras.layers.Layer):
+        def __init__(self, rows, name):
+            super().__init__(name=name)
+            self.rows = rows
+
+        def call(self, ids):
+            rows = self.rows
+            looked_up = keras.ops.take(rows, ids, 0) if hasattr(rows, "path") else tf.nn.embedding_lookup(rows, ids)
+            return tf.reduce_mean(looked_up, 1)
+
+    held = (make(DIM, "shared", initializer=1.0), dense(np.ones((VOCABULARY, DIM), np.float32)))
+    for rows in held:
+        ids = keras.Input((2,), dtype="int64")
+        both = [Mean(rows, name)(ids) for name in ("first", "second")]
+        model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="ones")(keras.layers.Add()(both)), name="ctr")
+        for name, trainable in said:
+            (model if name == "ctr" else model.get_layer(name)).trainable = trainable
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        model.fit(np.arange(VOCABULARY).reshape(-1, 2), np.zeros((VOCABULARY // 2, 1)), epochs=2, verbose=0)
+    np.testing.assert_allclose(rows_of(held[0], np.arange(VOCABULARY)), np.asarray(held[1]), rtol=1e-5)
+
+
 def test_a_layer_has_an_optimizer_of_its_own(both_kerases):
     keras = both_kerases
     for scaled in (False, True):
