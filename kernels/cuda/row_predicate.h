@@ -14,7 +14,8 @@ KVTABLE_HOST_DEVICE inline uint64_t ScoreOf(const DeviceRows& rows, uint32_t row
 }
 
 KVTABLE_HOST_DEVICE inline uint64_t OrderOf(const DeviceRows& rows, uint32_t row) {
-  return rows.ranks.ranks == nullptr ? 0 : rows.ranks.ranks[row].Bare().order;
+  if (rows.ranks.ranks == nullptr || !rows.ranks.ranks[row].IsRanked()) return 0;
+  return rows.ranks.ranks[row].Bare().order;
 }
 
 KVTABLE_HOST_DEVICE inline bool Holds(const RowPredicate& predicate, const DeviceRows& rows, uint64_t key,

@@ -38,8 +38,6 @@ class ExchangeGatherOp : public Kernel {
   }
 
   absl::Status Work(OpKernelContext* ctx) override {
-    TableList tables;
-    TF_RETURN_IF_ERROR(tables.Find(ctx, attrs_, key_dtype_, dtype_));
     tf::OpInputList keys;
     TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
     ReplyLayout layout;
@@ -50,7 +48,7 @@ class ExchangeGatherOp : public Kernel {
         return errors::InvalidArgument("there are ", n, " keys of table ", t, ", and counts of others");
       }
     }
-    const absl::Status found = Reply(ctx, tables, keys, layout);
+    const absl::Status found = CatchErrors("looking up", "", [&] { return Reply(ctx, keys, layout); });
     if (found.ok()) return found;
     for (int t = 0; t < attrs_.tables(); ++t) {
       Tensor* none = nullptr;
@@ -62,8 +60,9 @@ class ExchangeGatherOp : public Kernel {
   }
 
  private:
-  absl::Status Reply(OpKernelContext* ctx, const TableList& tables, const tf::OpInputList& keys,
-                     const ReplyLayout& layout) const {
+  absl::Status Reply(OpKernelContext* ctx, const tf::OpInputList& keys, const ReplyLayout& layout) const {
+    TableList tables;
+    TF_RETURN_IF_ERROR(tables.Find(ctx, attrs_, key_dtype_, dtype_));
     KernelThreads threads(ctx);
     std::vector<kvtable::PartsLookup> all;  // of each table
     for (int t = 0; t < attrs_.tables(); ++t) {

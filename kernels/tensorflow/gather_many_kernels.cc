@@ -295,7 +295,7 @@ class GatherOrErrorOp : public Gather {
     const int last = 2 * this->tables();
     Tensor* error = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(last, TensorShape({}), &error));
-    const absl::Status found = Gather::Work(ctx);
+    const absl::Status found = CatchErrors("looking up", "", [&] { return Gather::Work(ctx); });
     if (found.ok()) return found;
     error->scalar<tf::tstring>()() = CodeAndMessage(found);
     for (int i = 0; i < last; ++i) {

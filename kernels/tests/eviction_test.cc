@@ -11,6 +11,7 @@
 
 #include "base/hash.h"
 #include "check.h"
+#include "eviction/eviction_score.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
@@ -297,10 +298,21 @@ void OnlyTablesOfEpochsTakeThem() {
   }
 }
 
+// A row may say that it was touched at the end of all seconds, and the clock goes on from there.
+void ScoresStandStillAfterTheLastSecond() {
+  for (const Eviction eviction : {Eviction::kLfu, Eviction::kEpochLru}) {
+    const uint64_t last = TouchedScore(eviction, 3, UINT32_MAX * kMicroseconds, 3);
+    CHECK(TouchedScore(eviction, 3, UINT32_MAX * kMicroseconds + kMicroseconds, 3) == last);
+    CHECK(TouchedScore(eviction, 3, UINT64_MAX, 3) == last);
+    CHECK(TouchedScore(eviction, 3, UINT32_MAX * kMicroseconds - 1, 3) < last);
+  }
+}
+
 }  // namespace
 }  // namespace kvtable
 
 int main() {
+  kvtable::ScoresStandStillAfterTheLastSecond();
   kvtable::EveryRowIsEvictedOnce();
   kvtable::LookupsOfPartsMeetInOneTable();
   kvtable::RowsOfLowerEpochsGoFirst();

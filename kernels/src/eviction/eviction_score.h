@@ -64,7 +64,8 @@ KVTABLE_HOST_DEVICE inline constexpr uint64_t TouchedScore(Eviction eviction, ui
   const uint64_t high = static_cast<uint64_t>(eviction == Eviction::kLfu ? count : epoch) << 32;
   if (eviction == Eviction::kLru) return microseconds;
   if (eviction == Eviction::kEpochLfu) return high | count;
-  return high | static_cast<uint32_t>(microseconds / kMicroseconds);
+  const uint64_t seconds = microseconds / kMicroseconds;  // rows may say that it is later than it ever is
+  return high | (seconds < UINT32_MAX ? seconds : UINT32_MAX);
 }
 
 // What is known of the time of a row's last touch, in microseconds since 1970: a table's clock goes on from the latest.

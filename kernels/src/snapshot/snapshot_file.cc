@@ -25,7 +25,8 @@ constexpr int64_t kLetGo = int64_t{4} << 20;    // bytes of a piece
 constexpr std::chrono::milliseconds kPause{1};  // after each
 // ns. Longer than a tick of the clock by which the system notes times, within which two writes have the same.
 constexpr int64_t kQuiet = int64_t{50} * 1000 * 1000;
-constexpr int64_t kAlike = int64_t{1000} * 1000 * 1000;  // ns
+constexpr int64_t kQuietOfSeconds = int64_t{2100} * 1000 * 1000;  // ns, where times are whole seconds or two
+constexpr int64_t kAlike = int64_t{1000} * 1000 * 1000;           // ns
 constexpr int64_t kLetGoAtOnce = int64_t{16} << 20;  // bytes that take less time than a thread for them does
 
 std::mutex registering;
@@ -250,7 +251,11 @@ void SnapshotFile::Note(const State& state) const {
   // Names that come and go, as where another file is renamed to its path, are no writing.
   const bool is_linked = !is_written && state.links != state_.links;
   // Who writes sets both times alike; who gives a file another time, as who copies with times, is done.
-  if (is_written && std::abs(state.modified - state.changed) < kAlike) written_at_.store(SteadyNow());
+  if (is_written && std::abs(state.modified - state.changed) < kAlike) {
+    const bool in_seconds = state.modified % kAlike == 0 && state.changed % kAlike == 0;
+    quiet_.store(in_seconds ? kQuietOfSeconds : kQuiet);
+    written_at_.store(SteadyNow());
+  }
   state_ = state;
   if (!is_linked) {
     verify_on_use.store(true, std::memory_order_release);
@@ -265,7 +270,7 @@ void SnapshotFile::Note(const State& state) const {
 
 void SnapshotFile::ThrowIfWritten() const {
   const int64_t at = written_at_.load(std::memory_order_acquire);
-  if (at == 0 || SteadyNow() - at >= kQuiet) return;
+  if (at == 0 || SteadyNow() - at >= quiet_.load()) return;
   throw Error(ErrorCode::kFailedPrecondition,
               "reading '" + path_ +
                   "': it was written over or touched just now, and may be being written; try again, and "
@@ -281,7 +286,7 @@ void SnapshotFile::CheckUnchanged() const {
 
 void SnapshotFile::AwaitQuiet() const {
   for (int64_t at = written_at_.load(); at != 0; at = written_at_.load()) {
-    const int64_t left = kQuiet - (SteadyNow() - at);
+    const int64_t left = quiet_.load() - (SteadyNow() - at);
     if (left <= 0) return;
     std::this_thread::sleep_for(std::chrono::nanoseconds(left));
   }

@@ -1,6 +1,7 @@
 // An open snapshot's bytes: mapped, and watched for being cut or written over.
 //
-// The system notes when a file was written to before it changes a byte. So what is read of the mapping is what was
+// The system notes when a file is written to before it changes a byte. (Of one who stores to a mapping of the file it
+// notes the first store to a page, and on tmpfs none.) So what is read of the mapping is what was
 // there before, if the file's times are the same after it was read. Where they are others, the file has a new
 // *generation*: whatever was compared with its checksum before counts as not compared, and is compared before its next
 // use (`verify_on_use`) until all of it has been. A file whose header or size is another is gone for good.
@@ -128,6 +129,7 @@ class SnapshotFile {
   mutable State state_;
   mutable std::atomic<int64_t> modified_{0}, changed_{0}, links_{0};  // those of `state_`, for a first look
   mutable std::atomic<int64_t> written_at_{0};  // when it was last seen to have been written to; steady clock
+  mutable std::atomic<int64_t> quiet_{0};  // nanoseconds from then on in which it may be written to unseen
   mutable std::atomic<uint32_t> generation_{1};
   snapshot_format::Header header_{};
   const uint8_t* tail_at_ = nullptr;  // null: not known, or there is nothing in the last page that could go

@@ -268,6 +268,23 @@ def test_a_filtered_lookup_that_one_rank_cannot_take_fails_on_all(rank: int, siz
     assert gather(True) == [True] * size
 
 
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("wire_dtype", [None, tf.bfloat16])
+def test_a_table_that_one_rank_has_not_initialized_fails_on_all(
+    wire_dtype: Any, number: int, rank: int, size: int, gather: Gather
+) -> None:
+    if size == 1 and wire_dtype is not None:
+        pytest.skip("on one rank nothing travels")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tables = [sok.DynamicVariable(2, "0.5", name=f"uninitialized_{i}") for i in range(number)]
+        rows = _look_up(tables, sp_ids=[_ids()] * number, wire_dtype=wire_dtype)
+        if rank != size - 1:
+            session.run(tf.compat.v1.global_variables_initializer())
+        _, text = _raised(lambda: session.run(rows), (*LOOKUP_ERRORS, tf.errors.FailedPreconditionError))
+        assert "uninitialized_0" in text and (size == 1 or f"rank {size - 1}: " in text)
+    assert gather(True) == [True] * size  # none waits
+
+
 #: What one rank has other than the others, and what every rank is told of rank 0 and of that one.
 DIFFERENT = {
     "tables": ("rank 0 has 'static.*dim 2", "has only 1 table"),
