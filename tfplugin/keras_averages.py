@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfplugin.keras_hooks import KerasHooks
-from tfplugin.keras_models import _name
 from tfplugin.keras_training import _Trained
 from tfplugin.optimizers import row_averages
 from tfplugin.optimizers.generic_update import stands_for_table
@@ -30,21 +29,9 @@ def _settle(original: Callable[..., Any], callback: Any, optimizer: Any) -> None
 
 
 def _meet_tables(model: Any, optimizer: Any) -> None:
-    """Has an optimizer, which may have been loaded and have made no step, know the averages of a model's tables.
-
-    Raises:
-      ValueError: a table whose rows would not go as they should any more.
-    """
+    """Has an optimizer, which may have been loaded and have made no step, know the averages of a model's tables."""
     trained = _Trained.of_model(model)
     parts = [part for key, part in trained.parts.items() if key not in trained.optimizers]
-    for part in parts:
-        if part.max_capacity or part.policies.expiry:
-            raise ValueError(
-                f"SwapEMAWeights: key-value variable '{_name(part, part)}' has "
-                f"{'a max_capacity' if part.max_capacity else 'an expiry'}, which goes by when and how often rows are "
-                "written, and each swap writes all of them. Leave the callback out: with use_ema rows become their "
-                "averages at the end of fit, and evaluate then looks at those."
-            )
     if parts and optimizer is innermost(model.optimizer):
         wrapper_of(model.optimizer).know(parts)
 

@@ -595,9 +595,14 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         if not self._eager and op is not None and op.graph is self._handle.graph:
             self._row_slots.note_step(op)
 
-    def write_rows(self, keys: tf.Tensor, columns: Sequence[tf.Tensor], specs: Sequence[SlotSpec]) -> Any:
-        """Writes what `read_rows` read, and counts an update for each key. Returns the op (graph mode)."""
-        return raw.kv_table_write_rows(self._handle, keys, list(columns), slots=slots_json(specs))
+    def write_rows(
+        self, keys: tf.Tensor, columns: Sequence[tf.Tensor], specs: Sequence[SlotSpec], *, rewrites: bool = False
+    ) -> Any:
+        """Writes what `read_rows` read, and counts an update for each key. Returns the op (graph mode).
+
+        With `rewrites` it counts none, and leaves keys without a row out: what goes by uses of rows goes on as before.
+        """
+        return raw.kv_table_write_rows(self._handle, keys, list(columns), slots=slots_json(specs), rewrites=rewrites)
 
     def apply_update(
         self,

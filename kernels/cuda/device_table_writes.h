@@ -41,7 +41,7 @@ void DeviceTableImpl<Device>::UpsertColumns(const DeviceKeys& keys, const std::v
   for (const ColumnIn& column : in) CheckColumn(column);
   WriteStamped(keys, in, operation.StampOf(stamp));
   ages_.End(stamp);
-  TouchAndEvict(keys, true, nullptr, nullptr);
+  if (!stamp.is_rewrite) TouchAndEvict(keys, true, nullptr, nullptr);
 }
 
 template <class Device>
@@ -196,6 +196,7 @@ void DeviceTableImpl<Device>::MarkZeros(int64_t n, const BatchClaims& claims, co
 
 template <class Device>
 void DeviceTableImpl<Device>::StampRows(int64_t n, const bool* only, Stamp stamp) {
+  if (stamp.is_rewrite) return;
   device_.Launch(Count(n), StampBody{rows_, numbers(), only, Count(n), stamp});
 }
 

@@ -147,6 +147,11 @@ class WriteRowsOp : public OptimizerOp {
   using OptimizerOp::OptimizerOp;
 
  protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
+    TF_RETURN_IF_ERROR(OptimizerOp::SetUp(ctx));
+    return ctx->GetAttr("rewrites", &rewrites_);
+  }
+
   const char* doing() const override { return "updating rows of"; }
 
   absl::Status Check(OpKernelContext* ctx, const TableConfig& config) override {
@@ -170,13 +175,22 @@ class WriteRowsOp : public OptimizerOp {
       in.push_back({columns[i], ctx->input(static_cast<int>(i) + 2).data(), Width(open->config(), i),
                     slots.generation});
     }
+    kvtable::Stamp stamp;
+    if (rewrites_) {
+      stamp.existing_only = stamp.is_rewrite = true;
+      open->table->UpsertColumns(keys.data(), keys.NumElements(), in, stamp, open->threads);
+      return absl::OkStatus();
+    }
     TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->resource.get(), open->table.get(), keys, &open->threads));
-    kvtable::Stamp stamp = UpdateStamp(open->config(), 1);
+    stamp = UpdateStamp(open->config(), 1);
     stamp.ends_step = true;
     open->table->UpsertColumns(keys.data(), keys.NumElements(), in, stamp, open->threads);
     open->resource->AfterUpdate(open->table, open->threads);
     return absl::OkStatus();
   }
+
+ private:
+  bool rewrites_ = false;
 };
 
 class ApplyOp : public OptimizerOp {

@@ -78,8 +78,10 @@ REGISTER_OP("KvTableReadRows")
       return absl::OkStatus();
     });
 
-// Writes what KvTableReadRows read, and counts one update for each key. Keys are unique.
+// Writes what KvTableReadRows read, and counts one update for each key. Keys are unique. With `rewrites` it counts none, and
+// leaves keys without a row out: rows keep their frequencies, versions and ranks.
 REGISTER_OP("KvTableWriteRows")
+    .Attr("rewrites: bool = false")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Attr("slots: string")

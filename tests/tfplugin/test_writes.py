@@ -112,3 +112,22 @@ def test_value_dtypes(make, rows_of, dtype):
     table.upsert([1], [[1.5, 2.5]])
     table.accumulate([1], [[1, 1]])
     assert rows_of(table, [1]).tolist() == [[2.5, 3.5]]
+
+
+@pytest.mark.parametrize("eviction", [None, "lru", "lfu"])
+def test_rows_that_are_rewritten_count_as_no_use(eviction):
+    bound = {} if eviction is None else {"max_capacity": 4, "eviction": eviction}
+    table = tf.get_kv_variable("v", 2, **bound)
+    for keys in ([1, 2, 3, 4], [2, 3, 4], [2, 3]):
+        table.sparse_read(np.array(keys), training=True)
+    before = [stamp.numpy() for stamp in table.stamps([1, 2, 3, 4])]
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for _ in range(3):
+        table.write_rows(tf.constant([1, 4, 99], tf.int64), [tf.constant(rows)], [], rewrites=True)
+    assert int(table.size()) == 4  # 99 has no row
+    np.testing.assert_array_equal(table.sparse_read([1, 4], training=False), rows[:2])
+    for stamp, expected in zip(table.stamps([1, 2, 3, 4]), before, strict=True):
+        np.testing.assert_array_equal(stamp, expected)
+    if eviction is not None:
+        table.sparse_read(np.array([5]), training=True)
+        assert sorted(table.export()[0].numpy()) == [2, 3, 4, 5]  # 1 is still the one that goes first

@@ -60,8 +60,11 @@ class RedisRows(KvVariable):
             column.set_shape(start.shape)
         return columns
 
-    def write_rows(self, keys: tf.Tensor, columns: Sequence[tf.Tensor], specs: Sequence[SlotSpec]) -> Any:
+    def write_rows(
+        self, keys: tf.Tensor, columns: Sequence[tf.Tensor], specs: Sequence[SlotSpec], *, rewrites: bool = False
+    ) -> Any:
         """As of `KvVariable`, to Redis. Ends an update."""
+        del rewrites  # what is there has no counts
         names = [self.column(spec) for spec in (None, *specs)]
 
         def write(ids: np.ndarray, *rows: np.ndarray) -> None:

@@ -42,6 +42,9 @@ class RowAverages:
     def _read(self, keys: tf.Tensor) -> list[tf.Tensor]:
         return self._update.variable.read_rows(keys, self, self._specs)
 
+    def _write(self, keys: tf.Tensor, columns: list[tf.Tensor]) -> Any:
+        return self._update.variable.write_rows(keys, columns, self._specs, rewrites=True)
+
     def _momentum(self, dtype: tf.DType) -> tf.Tensor:
         momentum = tf.constant(self._optimizer.ema_momentum, dtype)
         if hasattr(self._optimizer, "_check_variables_are_known"):  # Keras 3, whose first step sets the average
@@ -59,13 +62,13 @@ class RowAverages:
         exact = tf.float64 if after.dtype == tf.float64 else tf.float32
         value, offset, new = (tf.cast(tensor, exact) for tensor in (value, offset, after))
         offset = self._momentum(exact) * (value + offset - new)
-        return self._update.variable.write_rows(keys, [after, tf.cast(offset, after.dtype)], self._specs)
+        return self._write(keys, [after, tf.cast(offset, after.dtype)])
 
     def overwrite(self) -> None:
         """Has each row be its average: within a step, or some rows at a time in eager mode."""
         for keys in self._chunks():
             value, offset = self._read(keys)
-            self._update.variable.write_rows(keys, [value + offset, tf.zeros_like(offset)], self._specs)
+            self._write(keys, [value + offset, tf.zeros_like(offset)])
 
     def swap(self) -> Iterator[tf.Tensor]:
         """Has rows and averages change places, some at a time, and gives the keys of those; in eager mode."""
@@ -79,13 +82,13 @@ class RowAverages:
         exact = tf.float64 if value.dtype == tf.float64 else tf.float32
         average = tf.cast(tf.cast(value, exact) + tf.cast(offset, exact), value.dtype)
         offset = tf.cast(tf.cast(value, exact) - tf.cast(average, exact), value.dtype)
-        self._update.variable.write_rows(keys, [average, offset], self._specs)
+        self._write(keys, [average, offset])
 
     def settle(self) -> None:
         """Has each average be its row; in eager mode."""
         for keys in self._chunks():
             keys, value, offset = self._apart(keys)
-            self._update.variable.write_rows(keys, [value, tf.zeros_like(offset)], self._specs)
+            self._write(keys, [value, tf.zeros_like(offset)])
 
     def _chunks(self) -> Iterator[tf.Tensor]:
         keys, _ = self._update.variable.export()

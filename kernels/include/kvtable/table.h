@@ -113,6 +113,9 @@ struct Stamp {
   bool existing_only = false;  // keys without a row are left out
   // The write ends a training step, as Apply does by itself: see AgeUnit::kSteps.
   bool ends_step = false;
+  // The write is no use of its rows: they keep frequency, version and rank. Only where keys without a row are left out,
+  // and of UpsertColumns.
+  bool is_rewrite = false;
 };
 
 // How a training lookup inserts missing keys.

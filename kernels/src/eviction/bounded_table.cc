@@ -138,6 +138,11 @@ class BoundedTable : public Table {
 
   void UpsertColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, Stamp stamp,
                      ParallelFor& threads) override {
+    if (stamp.is_rewrite) {
+      rows_->AwaitRoomAside();
+      std::lock_guard<std::mutex> hold(mutex_);  // for who puts rows aside with their scores
+      return rows_->UpsertColumns(keys, n, in, stamp, threads);
+    }
     Write(keys, n, true, threads, [&] { rows_->UpsertColumns(keys, n, in, stamp, threads); });
   }
 

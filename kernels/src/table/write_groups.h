@@ -23,6 +23,7 @@ namespace kvtable {
 inline uint32_t SaturatingAdd(uint32_t a, uint32_t b) { return a > UINT32_MAX - b ? UINT32_MAX : a + b; }
 
 inline void StampRow(RowStamp* row, Stamp stamp) {
+  if (stamp.is_rewrite) return;
   row->frequency = SaturatingAdd(row->frequency, stamp.frequency);
   row->version = stamp.version;
 }
