@@ -243,7 +243,9 @@ def run(
     if rows_from_ca is not None:
         if not any(url.lower().startswith("https://") for shard in shards for url in shard):
             raise UsageError(f"{doing}: got --rows-from-ca and no --rows-from https://..., expected both or none")
-        _check_certificates(doing, rows_from_ca)
+        from kvtools.client.construction import context_of
+
+        context_of(rows_from_ca, doing, "--rows-from-ca ")
     if backend is not None and len(paths) > 1:
         raise UsageError(
             f"{doing}: got {len(paths)} models and a --backend, expected one model: each table is there once"
@@ -328,18 +330,6 @@ def run(
 
     if status := serve(sources, settings, source.options(), as_json=as_json, quiet=shared().quiet):
         raise typer.Exit(status)
-
-
-def _check_certificates(doing: str, file: Path) -> None:
-    """Raise `UsageError` for a file without certificates, before anything is loaded."""
-    import ssl
-
-    try:
-        ssl.create_default_context(cafile=file)
-    except ssl.SSLError as error:
-        raise UsageError(f"{doing}: --rows-from-ca '{file}' has no certificate in PEM") from error
-    except OSError as error:
-        raise UsageError(f"{doing}: reading --rows-from-ca '{file}': {error.strerror or error}") from error
 
 
 def _chains(texts: Sequence[str], model_name: str) -> tuple[tuple[str, str], ...]:

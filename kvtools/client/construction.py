@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -53,16 +54,21 @@ def _options(client: str, given: Mapping[str, Any]) -> Options:
     return Options(**given)
 
 
+def context_of(file: str | os.PathLike[str], doing: str, option: str) -> ssl.SSLContext:
+    """Return a context that trusts the certificates in `file`; raises `UsageError`, which names it by `option`."""
+    try:
+        return ssl.create_default_context(cafile=file)
+    except ssl.SSLError as error:
+        raise UsageError(f"{doing}: {option}'{file}' has no certificate in PEM") from error
+    except OSError as error:
+        raise UsageError(f"{doing}: reading {option}'{file}': {error.strerror or error}") from error
+
+
 def _with_certificates(options: Options) -> Options:
     """Return options with what `ca_file` has; raises `UsageError`: later it would look like a server that is down."""
     if options.ca_file is None or options.tls is not None:
         return options
-    try:
-        context = ssl.create_default_context(cafile=options.ca_file)
-    except ssl.SSLError as error:
-        raise UsageError(f"making a client: {CA_FILE}'{options.ca_file}' has no certificate in PEM") from error
-    except OSError as error:
-        raise UsageError(f"making a client: reading {CA_FILE}'{options.ca_file}': {error.strerror}") from error
+    context = context_of(options.ca_file, "making a client", CA_FILE)
     return dataclasses.replace(options, tls=context)
 
 
