@@ -1,11 +1,11 @@
 """Where the time of a training step goes, stage by stage: our ops, TensorFlow's own, the feed and the session.
 
-The step of `cases/train.py`, unique ids, on a key-value variable. Whole steps are timed as `run.py` times them; then
+The step of `cases/train.py` on a key-value variable. Whole steps are timed as `run.py` times them; then
 some are traced (`RunOptions.FULL_TRACE`, which costs a little itself), and each op's median is told. "Between the ops"
 is what of a traced step belongs to none of them: the executor, and threads that wake up. "Session" is a run that does
 nothing, and "feed" what a run costs more that is fed the ids and does nothing with them. In microseconds.
 
-    python benchmarks/step_stages.py --optimizer Adam --dim 16
+    python benchmarks/step_stages.py --optimizer Adam --dim 16 --ids zipf
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def traced(session: Any, step: Any, ids: Any, batches: list[np.ndarray]) -> tupl
     return {name: statistics.median(times) for name, times in ops.items()}, statistics.median(spans)
 
 
-def stages(optimizer: str, dim: int, threads: int, rows: int, batch: int) -> None:
+def stages(optimizer: str, dim: int, how: str, threads: int, rows: int, batch: int) -> None:
     """Measures and prints."""
     import tensorflow as tf
     from libraries.kv import Library
@@ -68,11 +68,11 @@ def stages(optimizer: str, dim: int, threads: int, rows: int, batch: int) -> Non
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     library = Library(threads)
-    batches = id_batches.batches("unique", rows, batch, BATCHES)
+    batches = id_batches.batches(how, rows, batch, BATCHES)
     with tf.Graph().as_default() as graph:
         table = library.table("table", rows, dim, 0.5)
         ids = v1.placeholder(tf.int64, [None])
-        looked_up = library.trainable_lookup(table, ids, unique=True)
+        looked_up = library.trainable_lookup(table, ids, unique=how == "unique")
         train = library.optimizer(OPTIMIZERS[optimizer]()).minimize(2 * tf.nn.l2_loss(looked_up))
         nothing = tf.identity(ids).op
         initializer = v1.global_variables_initializer()
@@ -87,8 +87,10 @@ def stages(optimizer: str, dim: int, threads: int, rows: int, batch: int) -> Non
         empty = microseconds(feed, [batches[0][:1]])
         fed = microseconds(feed, batches)
         ops, span = traced(session, train, ids, batches)
-    least = 1e6 * batch * floor.step_bytes(dim, floor.SLOTS[optimizer]) / floor.copy_bandwidth(threads, 256)
-    print(f"{optimizer}, dim {dim}: {whole:.0f} a step, {least / whole:.2f} of the floor ({least:.0f})")
+    different = statistics.mean(len(np.unique(ids_of_step)) for ids_of_step in batches) / batch
+    least = 1e6 * batch * floor.step_bytes(dim, floor.SLOTS[optimizer], different)
+    least /= floor.copy_bandwidth(threads, 256)
+    print(f"{optimizer}, dim {dim}, {how} ids: {whole:.0f} a step, {least / whole:.2f} of the floor ({least:.0f})")
     print(f"{empty:8.0f}  session\n{fed - empty:8.0f}  feed\n{span - sum(ops.values()):8.0f}  between the ops")
     for name, time_of in sorted(ops.items(), key=lambda op: -op[1]):
         print(f"{time_of:8.0f}  {name}")
@@ -99,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optimizer", choices=floor.SLOTS, default="Adam")
     parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--ids", choices=("unique", "uniform", "zipf"), default="unique")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=65_536)
@@ -106,7 +109,7 @@ def main() -> None:
     if any(os.environ.get(name) != value for name, value in KEEP_MEMORY.items()):  # malloc reads it when it starts
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_MEMORY})
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
-    stages(args.optimizer, args.dim, args.threads, args.rows, args.batch)
+    stages(args.optimizer, args.dim, args.ids, args.threads, args.rows, args.batch)
 
 
 if __name__ == "__main__":
