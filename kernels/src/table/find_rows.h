@@ -38,22 +38,20 @@ struct SeveralTables {
   KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[numbers[i]]; }
 };
 
-// rows[i] = the row of key_of(i), widened, in its shard, or kNoRow; of up to kBlock keys whose shards are held. Each step
+// rows[i] = the row of keys[i], widened, in its shard, or kNoRow; of up to kBlock keys whose shards are held. Each step
 // asks for the memory that the next one reads.
-template <class Places, class KeyOf>
-KVTABLE_ALWAYS_INLINE inline void FindRows(const Places& places, const KeyOf& key_of, int64_t count,
+template <class Places>
+KVTABLE_ALWAYS_INLINE inline void FindRows(const Places& places, const uint64_t* keys, int64_t count,
                                            uint32_t* rows) {
   static const SearchHomes search_homes = BestSearchHomes();
-  std::array<uint64_t, kBlock> keys;
   std::array<const Bucket*, kBlock> homes;
   std::array<uint32_t, kBlock> elsewhere;  // keys that are not in the bucket that is their home
   for (int64_t i = 0; i < count; ++i) {
-    keys[static_cast<size_t>(i)] = key_of(i);
     const Bucket* const home = places.shard(i).index.Home(places.hash(i));
     __builtin_prefetch(home, 0, 2);
     homes[static_cast<size_t>(i)] = home;
   }
-  const int64_t misses = search_homes(keys.data(), homes.data(), count, rows, elsewhere.data());
+  const int64_t misses = search_homes(keys, homes.data(), count, rows, elsewhere.data());
   for (int64_t m = 0; m < misses; ++m) {
     const uint32_t i = elsewhere[static_cast<size_t>(m)];
     __builtin_prefetch(places.shard(i).index.Next(homes[i], homes[i]));

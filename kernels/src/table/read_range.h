@@ -50,6 +50,7 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
                             const Places& places, const LocateRow& locate, const Prefetch& prefetch,
                             const Visit& visit, FileReads* reads, bool only_memory) {
   using Pointer = decltype(locate(int64_t{0}, size_t{0}, places.shard(0), uint32_t{0}));
+  std::array<uint64_t, kBlock> wide;
   std::array<uint32_t, kBlock> rows;
   // Where each row is, or null.
   std::array<uintptr_t, kBlock> found;
@@ -58,8 +59,8 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
   std::array<const RowStamp*, kBlock> stamps;
   // First where the rows are, then the rows: each pass asks for memory some steps before it reads it, and
   // the last does nothing else.
-  FindRows(
-      places, [&](int64_t i) KVTABLE_ALWAYS_INLINE { return WidenKey(keys[which[i]]); }, count, rows.data());
+  for (int64_t i = 0; i < count; ++i) wide[static_cast<size_t>(i)] = WidenKey(keys[which[i]]);
+  FindRows(places, wide.data(), count, rows.data());
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t row = rows[static_cast<size_t>(i)];
     found[static_cast<size_t>(i)] = 0;

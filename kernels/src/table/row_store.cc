@@ -24,7 +24,7 @@ size_t RowStore::SlabUsed(int slab) const {
 void RowStore::PointAt(int slab) {
   const uintptr_t begin = SlabBegin(slab);
   const Slab& s = slabs_[slab];
-  base_[slab] = {reinterpret_cast<uintptr_t>(SlabData(slab)) - begin * static_cast<uintptr_t>(row_bytes_),
+  base_[base_bits_ + slab] = {reinterpret_cast<uintptr_t>(SlabData(slab)) - begin * static_cast<uintptr_t>(row_bytes_),
                  reinterpret_cast<uintptr_t>(s.stamps.data()) - begin * sizeof(RowStamp),
                  reinterpret_cast<uintptr_t>(s.live.data()) - begin / 8};
 }
@@ -113,6 +113,7 @@ void RowStore::Reserve(size_t rows) {
   if (capacity_ > 0) return;  // slabs double, so what exists never has far to grow
   base_bits_ = kMinBaseBits;
   while ((size_t{1} << base_bits_) < rows && base_bits_ < 30) ++base_bits_;
+  first_slab_rows_ = 1u << base_bits_;
 }
 
 void RowStore::PrepareRelayout(int64_t row_bytes, const ConvertRows& convert) {

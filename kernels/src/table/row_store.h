@@ -44,7 +44,7 @@ class RowStore {
   // The bytes of a row; of a store with a cache, of one that is in memory.
   char* Row(uint32_t row) const {
     if (__builtin_expect(cache_ != nullptr, 0)) return cache_->Row(row);
-    return reinterpret_cast<char*>(base_[SlabOf(row)].rows + row * static_cast<uintptr_t>(row_bytes_));
+    return reinterpret_cast<char*>(BaseOf(row).rows + row * static_cast<uintptr_t>(row_bytes_));
   }
   // What a lookup goes on with: the address of a row; of a store with a cache, kByNumber and its number, by which the
   // cache, which is asked to be near, tells where it is.
@@ -57,7 +57,7 @@ class RowStore {
   // What keeps rows in a file; null: all rows are in memory.
   RowCache* cache() const { return cache_.get(); }
   RowStamp* StampOf(uint32_t row) const {
-    return reinterpret_cast<RowStamp*>(base_[SlabOf(row)].stamps + row * uintptr_t{sizeof(RowStamp)});
+    return reinterpret_cast<RowStamp*>(BaseOf(row).stamps + row * uintptr_t{sizeof(RowStamp)});
   }
   bool IsLive(uint32_t row) const { return (*LiveWord(row) >> (row % 64) & 1) != 0; }
 
@@ -136,7 +136,7 @@ class RowStore {
   };
   // Addresses from which row * size leads to the element: the slab's memory less what earlier slabs hold.
   // Numbers, because no pointer may lie outside its array.
-  struct SlabBase {
+  struct alignas(32) SlabBase {
     uintptr_t rows = 0;
     uintptr_t stamps = 0;
     uintptr_t live = 0;  // bytes
@@ -149,9 +149,9 @@ class RowStore {
     Region nursery;
   };
 
-  int SlabOf(uint32_t row) const { return 31 - __builtin_clz(row + (1u << base_bits_)) - base_bits_; }
+  const SlabBase& BaseOf(uint32_t row) const { return base_[31 - __builtin_clz(row + first_slab_rows_)]; }
   uint64_t* LiveWord(uint32_t row) const {
-    return reinterpret_cast<uint64_t*>(base_[SlabOf(row)].live + row / 64 * sizeof(uint64_t));
+    return reinterpret_cast<uint64_t*>(BaseOf(row).live + row / 64 * sizeof(uint64_t));
   }
   size_t SlabRows(int slab) const { return size_t{1} << (base_bits_ + slab); }
   size_t SlabBegin(int slab) const { return SlabRows(slab) - (size_t{1} << base_bits_); }
@@ -181,7 +181,8 @@ class RowStore {
   int base_bits_ = kMinBaseBits;
   uint32_t high_water_ = 0;
   uint64_t capacity_ = 0;  // rows that the slabs hold
-  SlabBase base_[kMaxSlabs];
+  uint32_t first_slab_rows_ = 1u << kMinBaseBits;
+  SlabBase base_[32];  // that of slab k at base_bits_ + k, where the highest bit of a row's number and first_slab_rows_ is
   Region nursery_;
   std::vector<Slab> slabs_;
   std::vector<uint32_t> free_;
