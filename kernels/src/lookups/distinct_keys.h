@@ -19,7 +19,6 @@ uint32_t NumberDistinctKeys(const uint64_t* keys, uint32_t n, uint64_t* found, c
   int bits = 4;
   while ((size_t{1} << bits) < 2 * size_t{n}) ++bits;
   const size_t mask = (size_t{1} << bits) - 1;
-  constexpr uint32_t kFree = UINT32_MAX;
   Scratch<uint32_t> numbers(mask + 1);  // open addressing
   std::memset(numbers.data(), 0xff, (mask + 1) * sizeof(uint32_t));
   uint32_t count = 0;
@@ -29,10 +28,10 @@ uint32_t NumberDistinctKeys(const uint64_t* keys, uint32_t n, uint64_t* found, c
     // nobody could foresee that.
     found[count] = key;
     size_t at = (key * 0x9e3779b97f4a7c15ULL) >> (64 - bits);
-    uint32_t number = numbers[at] == kFree ? count : numbers[at];
+    uint32_t number = std::min(numbers[at], count);
     while (found[number] != key) {
       at = (at + 1) & mask;
-      number = numbers[at] == kFree ? count : numbers[at];
+      number = std::min(numbers[at], count);
     }
     const bool first = number == count;
     numbers[at] = number;
