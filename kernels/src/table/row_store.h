@@ -182,7 +182,8 @@ class RowStore {
   uint32_t high_water_ = 0;
   uint64_t capacity_ = 0;  // rows that the slabs hold
   uint32_t first_slab_rows_ = 1u << kMinBaseBits;
-  SlabBase base_[32];  // that of slab k at base_bits_ + k, where the highest bit of a row's number and first_slab_rows_ is
+  SlabBase base_
+      [32];  // slab k's at base_bits_ + k: the highest bit of the sum of a row's number and first_slab_rows_
   Region nursery_;
   std::vector<Slab> slabs_;
   std::vector<uint32_t> free_;
