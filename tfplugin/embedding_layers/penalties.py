@@ -56,16 +56,19 @@ class Penalty:
 
 
 def add_penalty(layer: Any, penalty: Penalty) -> None:
-    """Adds it to the losses of a layer that is being called."""
+    """Adds it to the losses of a layer that is being called; Keras 3, unlike tf_keras, regularizes no frozen weights."""
+    step_record.note_penalty(penalty.table)
+    is_tf_keras = hasattr(layer, "_eager_losses")
+    if not is_tf_keras and not (layer.trainable and penalty.table.trainable):
+        return
     # Of tf_keras they are those of a thread. Either list is emptied where a forward pass begins.
-    own = layer._eager_losses if hasattr(layer, "_eager_losses") else layer._losses
+    own = layer._eager_losses if is_tf_keras else layer._losses
     for i, loss in enumerate(own):
         before = getattr(loss, "_kv_penalty", None)
         if before is not None and before.joins(penalty):
             del own[i]
             penalty = before.joined(penalty)
             break
-    step_record.note_penalty(penalty.table)
     layer.add_loss(penalty.loss())
 
 

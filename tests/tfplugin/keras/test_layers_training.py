@@ -266,6 +266,30 @@ def test_a_row_is_regularized_once_in_a_step_however_often_it_is_looked_up(both_
     np.testing.assert_allclose(rows, dense, rtol=1e-5)
 
 
+def test_a_frozen_layer_is_regularized_where_that_of_keras_is(both_kerases, layers):
+    keras = both_kerases
+    ids, labels = np.array([[1, 2, 1]]), np.zeros((1, 1))
+    losses = []
+    for layer in (
+        layers.Embedding(DIM, initializer=1.0, regularizer=keras.regularizers.L2(0.5)),
+        keras.layers.Embedding(
+            5, DIM, embeddings_initializer="ones", embeddings_regularizer=keras.regularizers.L2(0.5 * 2 / 5)
+        ),
+    ):
+        dense = keras.layers.Dense(1, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((LENGTH,), dtype="int64"), layer, keras.layers.Flatten(), dense])
+        of_layer = []
+        for trainable in (True, False, True):
+            layer.trainable = trainable
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+            of_layer += [
+                np.ravel(model.train_on_batch(ids, labels))[0],
+                np.ravel(model.evaluate(ids, labels, verbose=0))[0],
+            ]
+        losses.append(of_layer)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
 def test_layers_that_share_a_table_regularize_a_row_once(both_kerases, layers):
     keras = both_kerases
     first, second = (layers.Embedding(DIM, initializer=1.0, regularizer=keras.regularizers.L2(0.5)) for _ in range(2))
