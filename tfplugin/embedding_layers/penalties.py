@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfplugin import step_record
+from tfplugin.keras_models import is_trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ def add_penalty(layer: Any, penalty: Penalty) -> None:
     """Adds it to the losses of a layer that is being called; Keras 3, unlike tf_keras, regularizes no frozen weights."""
     step_record.note_penalty(penalty.table)
     is_tf_keras = hasattr(layer, "_eager_losses")
-    if not is_tf_keras and not (layer.trainable and penalty.table.trainable):
+    if not is_tf_keras and not is_trained(penalty.table._kv_parts[0], layer):
         return
     # Of tf_keras they are those of a thread. Either list is emptied where a forward pass begins.
     own = layer._eager_losses if is_tf_keras else layer._losses
