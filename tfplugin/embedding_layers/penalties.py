@@ -57,7 +57,7 @@ class Penalty:
 
 
 def add_penalty(layer: Any, penalty: Penalty) -> None:
-    """Adds it to the losses of a layer that is being called. Keras 3, unlike tf_keras, regularizes no frozen weights."""
+    """Adds it to the losses of a layer that is being called; unlike tf_keras, Keras 3 leaves frozen weights alone."""
     step_record.note_penalty(penalty.table)
     is_tf_keras = hasattr(layer, "_eager_losses")
     if not is_tf_keras and not is_trained(penalty.table._kv_parts[0], layer):
