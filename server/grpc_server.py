@@ -32,6 +32,7 @@ _HEALTH_EVERY = 1.0  # how often the state that Watch tells is looked at, in s
 _HEADROOM = 1 << 20  # of a message: names and shapes beside the ids
 _SMALL = 131_072  # bytes of a request times numbers of a row: a fraction of a millisecond
 _MOST_STREAMS = 1024  # requests of a connection at a time; those beyond wait at the client
+_NO_LIMIT = 2**31 - 1
 _MOST_DETAILS = 4096  # characters of an error: it goes as a header
 _KINDS = {
     "/tensorflow.serving.PredictionService/Predict": "predict",
@@ -140,6 +141,9 @@ class GrpcServer:
                 ("grpc.server_handshake_timeout_ms", int(settings.header_timeout * 1000)),
                 ("grpc.max_allowed_incoming_connections", settings.max_connections),
                 ("grpc.max_concurrent_streams", _MOST_STREAMS),
+                # Of more than 1,000 that wait for the loop gRPC would cancel some, by chance.
+                ("grpc.server.max_pending_requests", _NO_LIMIT),
+                ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
                 ("grpc.max_connection_idle_ms", int(settings.keep_alive * 1000)),
             ],
         )

@@ -7,6 +7,7 @@ import random
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -280,6 +281,33 @@ def test_streams_end_with_the_server(catalog: Catalog) -> None:
         assert list(watched) == [b"\x08\x02"], "it answers no more"
         assert list(conversation) == []
         open_end.set()
+
+
+def test_a_burst_is_answered_whole(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(catalog, Settings(grpc_port=0))
+    method = server._methods[STATUS]
+    begun, go_on = threading.Event(), threading.Event()
+
+    def busy(data: bytes, caller: Any) -> bytes:
+        begun.set()
+        go_on.wait(60)  # the loop is held up while the others come in
+        return method(data, caller)
+
+    monkeypatch.setitem(server._methods, STATUS, busy)
+    monkeypatch.setattr(server, "_is_small", lambda data: True)  # on the loop
+    request = REQUESTS[STATUS](model_spec={"name": "default"}).SerializeToString()
+    options = [("grpc.use_local_subchannel_pool", 1)]  # a connection each
+    with contextlib.ExitStack() as stack:
+        channels = [grpc.insecure_channel(f"127.0.0.1:{server.port}", options) for _ in range(4)]
+        for channel in channels:
+            stack.enter_context(channel)
+        answers = [channel.unary_unary(STATUS).future(request, timeout=60) for channel in channels for _ in range(1000)]
+        assert begun.wait(60)
+        time.sleep(0.5)
+        go_on.set()
+        for answer in answers:
+            assert ANSWERS[STATUS].FromString(answer.result()).model_version_status
+    server.stop(0)
 
 
 def half_sent(*streams: int) -> bytes:
