@@ -25,7 +25,7 @@ from kvtools.dialects.chunk import KEYS, Array, Chunk, Columns
 from kvtools.dialects.detect import dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import Checkpoint, TableReader
-from kvtools.dialects.location import locate
+from kvtools.dialects.location import locate, prefix_of_file
 from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.schema import TableSchema, VariableSchema
@@ -492,13 +492,27 @@ def _writable(output: str | os.PathLike[str], to: str | Dialect) -> Dialect:
 def output_of(
     output: str | os.PathLike[str], to: str | Dialect, sources: Sequence[Checkpoint]
 ) -> str | os.PathLike[str]:
-    """Return what `output` is to be: where it is the folder by which one of `sources` was named, the bundle in it.
+    """Return what `output` is to be: as a checkpoint may be named by one of its files, or by the folder that it is in,
+    that is its prefix.
 
-    Any other folder stays one, which a bundle does not replace: of several bundles in it nobody named any.
+    A folder by which none of `sources` was named stays one, which a bundle does not replace: of several bundles in it
+    nobody named any.
+
+    Raises:
+        UsageError: `output` is named as a folder, where dialect `to` writes files that share a name.
     """
     output = local_path(output)
-    if _writable(output, to).output_kind(str(output)) != "prefix" or not Path(output).is_dir():
+    dialect = _writable(output, to)
+    kind = dialect.output_kind(str(output))
+    if kind in ("prefix", "file") and str(output).endswith("/") and not Path(output).exists():
+        raise UsageError(
+            f"writing '{output}': that names a folder, and {dialect.name} is written to"
+            f" {'files that share a name' if kind == 'prefix' else 'one file'}; name them in it, '{output}NAME'"
+        )
+    if kind != "prefix" or Path(f"{output}.index").exists():
         return output
+    if not Path(output).is_dir():
+        return prefix_of_file(Path(output)) or output
     try:
         prefix = locate(Path(output)).prefix
     except BadInputError:

@@ -31,7 +31,7 @@ _SYNCED_AT_ONCE = 16
 _INDEX = ".index"
 CHECKSUMS = ".kvtools-checksums"
 """How what `kvtools.checksum_file` writes beside an output is called: it goes when that is replaced."""
-_BUNDLE_FILE = re.compile(r"\.index|\.data-\d{5}-of-\d{5}")
+_BUNDLE_FILE = re.compile(r"(\.index|\.data-\d{5,}-of-\d{5,})$")
 
 
 @contextlib.contextmanager
@@ -129,6 +129,12 @@ def check_free(target: Path, *, force: bool) -> None:
     _check_parent(target)
     if target.is_dir():
         raise OutputError(f"writing '{target}': it is a folder, expected a new file; name another place")
+    of_bundle = _BUNDLE_FILE.search(target.name)
+    if of_bundle and of_bundle.start() > 0 and target.exists():
+        raise OutputError(
+            f"writing '{target}': it is a file of the checkpoint '{target.name[: of_bundle.start()]}', which would"
+            " be lost; name another place"
+        )
     _is_in_store(target)
     there = _files_of(target)
     for file in there:

@@ -45,9 +45,9 @@ def locate(path: Path) -> Location:
     _check_readable(path)
     if path.is_dir():
         return _locate_in_folder(path)
-    file = _FILE_OF_CHECKPOINT.search(path.name)
-    if file:
-        return Location(path.with_name(path.name[: file.start()]))
+    prefix = prefix_of_file(path)
+    if prefix is not None:
+        return Location(prefix)
     orphans = sorted(path.parent.glob(f"{_glob_escape(path.name)}.data-*")) if path.parent.is_dir() else []
     if orphans:
         raise BadInputError(
@@ -70,6 +70,16 @@ def locate(path: Path) -> Location:
         f"looking for a checkpoint at '{path}': there is no such file, no such folder and no '{path}.index';"
         " name a file or folder of one of the dialects (`kvtools dialects`), or a checkpoint's prefix"
     )
+
+
+def prefix_of_file(path: Path) -> Path | None:
+    """Return the prefix of a checkpoint of which a path, going by its name, is a file; None where it is none.
+
+    >>> print(prefix_of_file(Path("run/model.ckpt-100.data-00000-of-00002")))
+    run/model.ckpt-100
+    """
+    file = _FILE_OF_CHECKPOINT.search(path.name)
+    return path.with_name(path.name[: file.start()]) if file and file.start() > 0 else None
 
 
 def _refuse_keras_archive(path: Path) -> None:

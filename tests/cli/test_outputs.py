@@ -1,0 +1,85 @@
+"""OUT of the commands that write checkpoints: named by one of its files or as a folder, as PATH may be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtools.dialects.detect import open_checkpoint
+
+SAMPLE = Path(__file__).parent.parent / "data" / "sample"
+COMMANDS = {
+    "migrate": ["--to", "tfplugin"],
+    "clip": ["--min-freq", "1"],
+    "cast": ["--to-value-dtype", "float32"],
+    "reshard": ["--parts", "1"],
+    "merge": [],
+    "rename": ["--table", "user_emb=user"],
+    "repair": ["--to", "tfplugin"],
+}
+FILES = (".index", ".data-00000-of-00001")
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    shutil.copytree(SAMPLE, tmp_path / "w")
+    (index,) = (tmp_path / "w").glob("*.index")
+    return index.with_suffix("")
+
+
+def arguments(command: str, sample: Path, out: str) -> list[str]:
+    sources = [str(sample)] * (1 + (command == "merge"))
+    return [command, *sources, out, *COMMANDS[command]]
+
+
+@pytest.mark.parametrize("suffix", FILES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_of_a_checkpoint_names_the_checkpoint(
+    command: str, suffix: str, sample: Path, tmp_path: Path, command_line: Callable[..., Any]
+) -> None:
+    names = sorted(file.name for file in sample.parent.iterdir())
+    ran = command_line([*arguments(command, sample, f"{tmp_path}/new/m{suffix}"), "--json"])
+    assert ran.status == 0, ran.err
+    assert json.loads(ran.out)["output"] == f"{tmp_path}/new/m"
+    assert [file.name for file in sorted((tmp_path / "new").iterdir())] == [f"m{FILES[1]}", f"m{FILES[0]}"]
+    ran = command_line(arguments(command, sample, f"{sample}{suffix}"))
+    assert (ran.status, "exists" in ran.err) == (1, True), "not without --force"
+    ran = command_line([*arguments(command, sample, f"{sample}{suffix}"), "--force"])
+    assert ran.status == 0, ran.err
+    assert sorted(file.name for file in sample.parent.iterdir()) == names
+    for at in (sample, tmp_path / "new" / "m"):
+        tables = open_checkpoint(at).tables
+        assert len(tables) == len(open_checkpoint(SAMPLE).tables)
+        before = np.concatenate(
+            [chunk.keys for table in open_checkpoint(SAMPLE).tables.values() for chunk in table.chunks()]
+        )
+        after = np.concatenate([chunk.keys for table in tables.values() for chunk in table.chunks()])
+        np.testing.assert_array_equal(np.sort(after), np.sort(before))
+
+
+@pytest.mark.parametrize("to", ["tfplugin", "npz"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_is_no_prefix(
+    command: str, to: str, sample: Path, tmp_path: Path, command_line: Callable[..., Any]
+) -> None:
+    line = arguments(command, sample, f"{tmp_path}/sub/")
+    ran = command_line([*line[:3], "--to", to] if "--to" in line else [*line, "--to", to])
+    assert ran.status == 2
+    assert f"'{tmp_path}/sub/NAME'" in ran.err.replace("\n", " ").replace("  ", " ")
+    assert not (tmp_path / "sub").exists()
+    assert [*tmp_path.iterdir()] == [sample.parent]
+
+
+@pytest.mark.parametrize("line", ["migrate {} {}.index --to npz --force", "report {} --html {}.index --force"])
+def test_no_other_file_replaces_one_of_a_checkpoint(line: str, sample: Path, command_line: Callable[..., Any]) -> None:
+    before = {file: file.read_bytes() for file in sample.parent.iterdir()}
+    ran = command_line([part.format(sample) for part in line.split()])
+    assert ran.status != 0
+    assert "checkpoint" in ran.err
+    assert {file: file.read_bytes() for file in sample.parent.iterdir()} == before
