@@ -19,7 +19,7 @@ from kvtools.cli.json_text import dumps
 from kvtools.cli.options import AsJson, Output, Source, SourcePath, Tables, To, bytes_of, no_standard_output
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.terminal import prose
-from kvtools.clip import write_chosen
+from kvtools.clip import plan_chosen, write_chosen
 from kvtools.clip_policy import budget_order, choose_all
 from kvtools.dialects.detect import dialect_named
 from kvtools.dialects.schema import row_bytes
@@ -108,7 +108,21 @@ def run(
         whose = f"{len(dtypes)} table{'s' * (len(dtypes) != 1)} in '{clipping.policy}'"
         print(prose(f"note: the dtype of {whose} is for `kvtools cast` and `kvtools export`"))
     described = [describe(choice) for choice in choices]
-    if output.dry_run or out is None:
+    if out is not None and output.dry_run:
+        account = plan_chosen(checkpoint, choices, out, to=to, options=options)
+        if not as_json:
+            print()
+        print_account(
+            account,
+            as_json=as_json,
+            planned=True,
+            whole=False,
+            path=str(checkpoint.path),
+            clipped=described,
+            **describe_budget(order),
+        )
+        return
+    if out is None:
         if as_json:
             record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
             print(dumps({**record, "clipped": described}))

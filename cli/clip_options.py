@@ -24,7 +24,7 @@ from kvtools.clip_policy import (
     version_unit_of,
 )
 from kvtools.errors import UsageError
-from kvtools.key_list import read_key_list
+from kvtools.key_list import read_key_list, read_keys_to_keep
 from kvtools.row_filter import condition_of
 
 _NAMES_SHOWN = 5
@@ -105,7 +105,7 @@ class Clipping:
             norms=norms_of(clip_abs, clip_l2),
             min_freq=self.min_freq,
             age=age_of(self.older_than, self.now, "--older-than", "--now"),
-            keep_keys=None if keep_keys is None else read_key_list(keep_keys),
+            keep_keys=None if keep_keys is None else read_keys_to_keep(keep_keys),
             drop_keys=None if drop_keys is None else read_key_list(drop_keys),
             top=top_of(self.top_k, by if self.top_k is not None or budget is None else None, "--top-k", "--by"),
             version_unit=version_unit_of(self.version_unit, "--version-unit"),

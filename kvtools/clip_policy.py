@@ -41,7 +41,7 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import TableSchema, VersionUnit, row_bytes
 from kvtools.errors import BadInputError, UsageError
-from kvtools.key_list import read_key_list
+from kvtools.key_list import read_key_list, read_keys_to_keep
 from kvtools.narrow_rows import DTYPES
 from kvtools.remote.stored import read_bytes
 from kvtools.row_filter import condition_of
@@ -292,9 +292,8 @@ def _rule(entry: dict[str, Any], whose: str, folder: Path) -> Rule:
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
         raise UsageError(f'{whose}: it has no name, expected a pattern such as name = "ads/*", or a list of them')
-    lists = {
-        key: None if key not in entry else read_key_list(str(folder / entry[key])) for key in ("keep-keys", "drop-keys")
-    }
+    readers = {"keep-keys": read_keys_to_keep, "drop-keys": read_key_list}
+    lists = {key: read(str(folder / entry[key])) if key in entry else None for key, read in readers.items()}
     try:
         criteria = Criteria(
             norms=norms_of(entry.get("clip-abs"), entry.get("clip-l2")),

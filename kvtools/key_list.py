@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools.dialects.chunk import Array
+from kvtools.errors import BadInputError
 from kvtools.key_file import key_blocks
 
 
@@ -66,6 +67,22 @@ def read_key_list(path: str) -> KeyList:
     signed = np.concatenate([np.empty(0, np.int64), *(block.signed for block in blocks)])
     above = np.concatenate([np.empty(0, np.uint64), *(block.above for block in blocks)])
     return KeyList(np.unique(signed), np.unique(above))
+
+
+def read_keys_to_keep(path: str) -> KeyList:
+    """Read a list of the only keys to keep, as `read_key_list` does.
+
+    Raises:
+        BadInputError: as for `read_key_list`, and where no key is listed: an empty pipe is no wish to keep nothing.
+    """
+    keys = read_key_list(path)
+    if not len(keys):
+        source = "standard input" if path == "-" else f"'{path}'"
+        raise BadInputError(
+            f"reading keys to keep from {source}: there is none, so every row would be cut; list those to keep, or"
+            " cut all rows with a top-k of 0"
+        )
+    return keys
 
 
 def _in_sorted(keys: Array, table: Array) -> npt.NDArray[np.bool_]:

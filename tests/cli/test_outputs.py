@@ -83,3 +83,38 @@ def test_no_other_file_replaces_one_of_a_checkpoint(line: str, sample: Path, com
     assert ran.status != 0
     assert "checkpoint" in ran.err
     assert {file: file.read_bytes() for file in sample.parent.iterdir()} == before
+
+
+def test_a_dry_run_of_clip_tells_what_its_output_would_lack(
+    sample: Path, tmp_path: Path, command_line: Callable[..., Any]
+) -> None:
+    line = ["clip", str(sample), f"{tmp_path}/out", "--min-freq", "3", "--to", "tfra"]
+    planned = command_line([*line, "--dry-run"])
+    assert planned.status == 0, planned.err
+    assert not (tmp_path / "out").exists()
+    told = json.loads(command_line([*line, "--dry-run", "--json"]).out)
+    assert told["dry_run"]
+    done = json.loads(command_line([*line, "--json"]).out)
+    same = ("output", "dialect", "losses", "variables", "clipped")
+    assert {name: told[name] for name in same} == {name: done[name] for name in same}
+    assert [table["losses"] for table in told["tables"]] == [table["losses"] for table in done["tables"]]
+    assert any(table["losses"] for table in told["tables"])
+    assert all(loss in " ".join(planned.out.split()) for table in told["tables"] for loss in table["losses"])
+
+
+def test_an_empty_list_of_keys_to_keep_is_an_error(
+    sample: Path, tmp_path: Path, command_line: Callable[..., Any]
+) -> None:
+    (tmp_path / "none.txt").write_text("# nobody\n")
+    (tmp_path / "p.toml").write_text('[[tables]]\nname = "*"\nkeep-keys = "none.txt"\n')
+    before = {file: file.read_bytes() for file in sample.parent.iterdir()}
+    for option in (["--keys-file", f"{tmp_path}/none.txt"], ["--policy", f"{tmp_path}/p.toml"]):
+        ran = command_line(["clip", str(sample), str(sample), *option, "--force"])
+        assert ran.status == 1
+        assert "every row would be cut" in " ".join(ran.err.split())
+        assert {file: file.read_bytes() for file in sample.parent.iterdir()} == before
+    ran = command_line(["clip", str(sample), f"{tmp_path}/all", "--drop-keys-file", f"{tmp_path}/none.txt"])
+    assert ran.status == 0, "nothing to cut"
+    ran = command_line(["clip", str(sample), f"{tmp_path}/empty", "--top-k", "0", "--by", "l2"])
+    assert ran.status == 0, "the way out"
+    assert sum(table.rows for table in open_checkpoint(tmp_path / "empty").tables.values()) == 0
