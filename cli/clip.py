@@ -25,6 +25,7 @@ from kvtools.dialects.detect import dialect_named
 from kvtools.dialects.schema import row_bytes
 from kvtools.errors import UsageError
 from kvtools.migrate import check_output, output_of
+from kvtools.shown_tables import counted
 from kvtools.written_bytes import row_bytes_in
 
 
@@ -105,7 +106,7 @@ def run(
         print_choices(choices)
         print_budget(order)
     if dtypes and not as_json:
-        whose = f"{len(dtypes)} table{'s' * (len(dtypes) != 1)} in '{clipping.policy}'"
+        whose = f"{counted(len(dtypes), 'table')} in '{clipping.policy}'"
         print(prose(f"note: the dtype of {whose} is for `kvtools cast` and `kvtools export`"))
     described = [describe(choice) for choice in choices]
     if out is not None and output.dry_run:

@@ -33,6 +33,7 @@ from kvtools.diff import CheckpointDiff, ColumnDiff, compare_checkpoints
 from kvtools.errors import UsageError
 from kvtools.field_names import field_of
 from kvtools.json_numbers import json_ready
+from kvtools.shown_tables import counted
 
 _NAMES_SHOWN = 10
 
@@ -192,7 +193,8 @@ def _print(diff: CheckpointDiff) -> None:
     print()
     if diff.same:
         rows = sum(table.rows_a for table in diff.tables)
-        print(prose(f"the same: {len(diff.tables)} tables, {rows:,} rows, {len(diff.variables)} dense variables"))
+        there = ((len(diff.tables), "table"), (rows, "row"), (len(diff.variables), "dense variable"))
+        print(prose(f"the same: {', '.join(counted(count, thing) for count, thing in there)}"))
     else:
         print("different")
 

@@ -56,6 +56,7 @@ from kvtools.meta_file import named_tensors, trained_graph
 from kvtools.migrate import check_output
 from kvtools.narrow_rows import check_fits, cosine_warning, dtype_notes
 from kvtools.replace_output import check_replaceable
+from kvtools.shown_tables import counted
 from kvtools.split_manifest import MANIFEST
 from kvtools.stock_model.training_graph import Wanted
 
@@ -424,7 +425,7 @@ def _variables_left_out(checkpoint: Checkpoint) -> list[str]:
     if not checkpoint.variables:
         return []
     size = sum(variable.bytes for variable in checkpoint.variables)
-    return [f"{len(checkpoint.variables)} dense variables, {size} bytes: only tables are exported"]
+    return [f"{counted(len(checkpoint.variables), 'dense variable')}, {size} bytes: only tables are exported"]
 
 
 def _print_exports(

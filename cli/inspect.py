@@ -27,6 +27,7 @@ from kvtools.inspect import (
     sample_rows,
 )
 from kvtools.key_file import check_range
+from kvtools.shown_tables import counted
 
 _VARIABLES_SHOWN = 10
 _VALUES_SHOWN = 8
@@ -199,7 +200,7 @@ def _print_report(report: dict[str, Any], *, list_variables: bool, show_slots: b
     variables = sorted(report["variables"], key=lambda variable: -variable["bytes"])
     in_all = sum(variable["bytes"] for variable in variables)
     print()
-    print(f"{len(variables)} dense variables, {size(in_all)}")
+    print(f"{counted(len(variables), 'dense variable')}, {size(in_all)}")
     if variables:
         print(
             columns(

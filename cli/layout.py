@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 
 from kvtools.cli import terminal
+from kvtools.shown_tables import counted
 
 _GAP = 2
 _MOST_LINES = 3
@@ -209,7 +210,7 @@ def total(tables: int, rows: int, amount: int) -> str:
     >>> total(3, 1200, 1 << 20)
     '3 tables, 1,200 rows, 1.0 MiB'
     """
-    return f"{tables:,} tables, {rows:,} rows, {size(amount)}" if tables > 1 else ""
+    return f"{tables:,} tables, {counted(rows, 'row')}, {size(amount)}" if tables > 1 else ""
 
 
 def shown(name: str) -> str:

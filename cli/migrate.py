@@ -29,6 +29,7 @@ from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.errors import BadInputError
 from kvtools.migrate import check_output, output_of, plan_tables, write_tables
 from kvtools.row_filter import condition_of
+from kvtools.shown_tables import counted
 from kvtools.written_bytes import row_bytes_in
 
 
@@ -95,8 +96,8 @@ def run(
     tables = checkpoint.select(table or [])
     if not tables:
         raise BadInputError(
-            f"migrating '{path}': it has no key-value tables, only {len(checkpoint.variables)} dense variables; see"
-            " `kvtools inspect`, or say --dialect if this is not what it is"
+            f"migrating '{path}': it has no key-value tables, only"
+            f" {counted(len(checkpoint.variables), 'dense variable')}; see `kvtools inspect`, or say --dialect if this is not what it is"
         )
     beside = None if table else checkpoint
     condition = condition_of(where)

@@ -26,6 +26,7 @@ from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
 from kvtools.migrate import Account
 from kvtools.row_filter import condition_of
+from kvtools.shown_tables import counted
 from kvtools.split import By, split
 
 
@@ -104,6 +105,7 @@ def run(
                 {
                     "path": str(checkpoint.path),
                     "outputs": [{**dataclasses.asdict(one), "lossless": one.lossless} for one in accounts],
+                    "lossless": not checkpoint.variables and all(one.lossless for one in accounts),
                     "variables_left_out": len(checkpoint.variables),
                     **({"dry_run": True} if output.dry_run else {}),
                 }
@@ -112,7 +114,9 @@ def run(
     else:
         _print_accounts(accounts, planned=output.dry_run)
         if checkpoint.variables:
-            print(prose(f"left out: {len(checkpoint.variables)} dense variables; they are in no piece"))
+            print(
+                prose(f"left out: {counted(len(checkpoint.variables), 'dense variable')}; no piece has dense variables")
+            )
 
 
 def _by(by: str | None, rows: int | None, keys_file: str | None, where: str | None) -> By:
@@ -158,4 +162,4 @@ def _print_accounts(accounts: Sequence[Account], *, planned: bool) -> None:
         print(prose(f"left out: {line}"))
     for line in dict.fromkeys(line for account in accounts for table in account.tables for line in table.changes):
         print(prose(f"changed: {line}"))
-    print(f"{'would write' if planned else 'wrote'} {len(accounts)} checkpoints ({accounts[0].dialect})")
+    print(f"{'would write' if planned else 'wrote'} {counted(len(accounts), 'checkpoint')} ({accounts[0].dialect})")

@@ -52,6 +52,7 @@ from kvtools.narrow_rows import KEYS_BEGIN_WITH, Dtypes, NarrowTable, check_dtyp
 from kvtools.remote.paths import local_path
 from kvtools.remote.stored import read_bytes, stored
 from kvtools.replace_output import check_apart, check_replaceable, replace_folder
+from kvtools.shown_tables import counted
 from kvtools.stock_model.cut_functions import CannotCut
 from kvtools.stock_model.cut_model import CutSignature, cut_model
 from kvtools.stock_model.fields import join, messages, split, without
@@ -489,7 +490,7 @@ class TrainedModel:
             size = sum(one.bytes for one in unused)
             many = len(unused) > 1
             reasons.append(
-                f"{len(unused)} dense variable{'s' * many}, {size} bytes: nothing that is served uses "
+                f"{counted(len(unused), 'dense variable')}, {size} bytes: nothing that is served uses "
                 f"{'them' if many else 'it'}"
             )
         return reasons

@@ -17,6 +17,15 @@ _ROWS_SHOWN = 5
 _NUMBERS_SHOWN = 4
 
 
+def counted(count: int, thing: str) -> str:
+    """Write how many of something there are.
+
+    >>> counted(1, "table"), counted(1200, "row")
+    ('1 table', '1,200 rows')
+    """
+    return f"{count:,} {thing}{'s' * (count != 1)}"
+
+
 def table_text(table: TableReader) -> str:
     """Return one line about a table."""
     schema = getattr(table, "schema", None)
@@ -26,13 +35,13 @@ def table_text(table: TableReader) -> str:
     beside += ["freq"] * schema.has_freqs + ["version"] * schema.has_versions
     parts = "" if schema.parts == 1 else f", {schema.parts} parts"
     more = f", with {', '.join(beside)}" if beside else ""
-    rows = f"{schema.rows:,} row{'s' * (schema.rows != 1)}"
+    rows = counted(schema.rows, "row")
     return f"<table {schema.name!r}: {rows} of {schema.dim} {schema.value_dtype} by {schema.key_dtype}{parts}{more}>"
 
 
 def checkpoint_text(checkpoint: Checkpoint) -> str:
     """Return a checkpoint as lines: what it is, and its tables."""
-    lines = [f"<{checkpoint.dialect} checkpoint '{checkpoint.path}': {_tables(len(checkpoint.tables))}"]
+    lines = [f"<{checkpoint.dialect} checkpoint '{checkpoint.path}': {counted(len(checkpoint.tables), 'table')}"]
     tables = list(checkpoint.tables.values())
     lines += [f"  {table_text(table)[1:-1]}" for table in tables[:_TABLES_SHOWN]]
     lines += [f"  and {len(tables) - _TABLES_SHOWN} more"] * (len(tables) > _TABLES_SHOWN)
@@ -47,7 +56,7 @@ def checkpoint_html(checkpoint: Checkpoint) -> str:
     head = ["table", "rows", "dim", "values", "keys", "parts", "beside"]
     rows = [_described(table.schema) for table in list(checkpoint.tables.values())[:_TABLES_SHOWN]]
     more = len(checkpoint.tables) - _TABLES_SHOWN
-    about = f"{checkpoint.dialect} checkpoint {checkpoint.path}: {_tables(len(checkpoint.tables))}"
+    about = f"{checkpoint.dialect} checkpoint {checkpoint.path}: {counted(len(checkpoint.tables), 'table')}"
     return f"<p>{escape(about)}</p>{_html(head, rows)}" + (f"<p>and {more} more</p>" if more > 0 else "")
 
 
@@ -63,10 +72,6 @@ def table_html(table: TableReader) -> str:
     there = {name: [_cell(row) for row in column] for name, column in columns.items() if column is not None}
     rows = [list(row) for row in zip(*there.values(), strict=True)]
     return about + _html(list(there), rows) + "<p>...</p>" * (table.rows > _ROWS_SHOWN)
-
-
-def _tables(count: int) -> str:
-    return f"{count} table{'s' * (count != 1)}"
 
 
 def _described(schema: TableSchema) -> list[str]:

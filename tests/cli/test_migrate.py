@@ -106,4 +106,4 @@ def test_a_checkpoint_without_tables_is_told(tmp_path: Path, save_plain: object,
 
     save_plain(tmp_path / "a", {"w": np.zeros(3)})  # type: ignore[operator]
     assert main(["migrate", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "tfplugin"]) == 1
-    assert "it has no key-value tables, only 1 dense variables" in capsys.readouterr().err
+    assert "it has no key-value tables, only 1 dense variable;" in capsys.readouterr().err

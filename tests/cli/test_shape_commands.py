@@ -116,7 +116,7 @@ def test_reshard(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
 def test_merge_and_split(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
     report = run_json(capsys, "split", sample_path, tmp_path / "{}.ckpt", "--by", "mod:2")
     assert [Path(one["output"]).name for one in report["outputs"]] == ["mod-0-of-2.ckpt", "mod-1-of-2.ckpt"]
-    assert report["variables_left_out"] == 2
+    assert (report["variables_left_out"], report["lossless"]) == (2, False)
     pieces = [one["output"] for one in report["outputs"]]
     report = run_json(capsys, "merge", *pieces, tmp_path / "whole", "--on-conflict", "error")
     assert [(one["table"], one["rows"], one["conflicts"]) for one in report["merged"]] == [
@@ -129,7 +129,7 @@ def test_merge_and_split(sample_path: Path, tmp_path: Path, capsys: Capture) -> 
     assert "ads/emb             2         22    11               11         0             0          0\n" in out
     (tmp_path / "keys").write_text("42\n")
     status, out, _ = run(capsys, "split", sample_path, tmp_path / "by", "--keys-file", tmp_path / "keys")
-    assert status == 0 and out.endswith("left out: 2 dense variables; they are in no piece\n")
+    assert status == 0 and out.endswith("left out: 2 dense variables; no piece has dense variables\n")
     assert open_checkpoint(tmp_path / "by" / "listed").table("ads/emb").all_keys().tolist() == [42]
 
 
