@@ -284,3 +284,64 @@ def test_rows_that_are_only_added_to_others_are_checked_too(
     with pytest.raises(CorruptFileError, match="checksum mismatch"):
         merge([open_checkpoint(tmp_path / "damaged"), other], tmp_path / "b", on_conflict=on_conflict)
     assert not (tmp_path / "b.index").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers", "column"),
+    [
+        (np.float16, (60000, 60000), "values"),
+        (np.float16, (-60000, -60000), "slot m"),
+        (ml_dtypes.bfloat16, (3e38, 3e38), "values"),
+        (np.float32, (3e38, 3e38), "values"),
+        (np.float64, (1.7e308, 1.7e308), "values"),
+        (np.int8, (100, 100), "values"),
+        (np.int8, (-100, -100), "slot m"),
+        (np.int32, (2**31 - 1, 1), "values"),
+        (np.int64, (-(2**63), -1), "values"),
+        (np.int64, (2**62, 2**62), "slot m"),
+    ],
+)
+def test_a_sum_that_its_type_does_not_hold_is_an_error(dtype: Any, numbers: tuple[Any, Any], column: str) -> None:
+    def table(number: Any) -> ArrayTable:
+        large, small = np.array([[1, 1], [1, number]]).astype(dtype), np.ones((2, 2), dtype)
+        of_values = column == "values"
+        slots = {"m": small if of_values else large}
+        return ArrayTable("emb", np.array([7, -5]), large if of_values else small, slots=slots)
+
+    merged, _ = merge_tables("emb", [table(numbers[0]), table(numbers[1])], ["a", "b"], on_conflict="sum")
+    message = rf"table 'emb': the {column} of key -5 add up to a number that {np.dtype(dtype).name} does not hold; cast"
+    with pytest.raises(BadInputError, match=message):
+        list(merged.chunks())
+    with pytest.raises(BadInputError, match=message):
+        merged.take(np.arange(2), ALL_COLUMNS)
+
+
+def test_a_sum_of_numbers_that_were_infinite_is_infinite() -> None:
+    one = ArrayTable("emb", np.arange(3), np.float16([[np.inf], [-np.inf], [np.nan]]))
+    two = ArrayTable("emb", np.arange(3), np.float16([[1], [np.inf], [1]]))
+    merged, _ = merge_tables("emb", [one, two], ["a", "b"], on_conflict="sum")
+    (chunk,) = merged.chunks()
+    assert chunk.values.ravel().tolist()[0] == np.inf and np.isnan(chunk.values[1:]).all()
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_frequencies_that_are_cut_are_counted(tmp_path: Path, dry_run: bool) -> None:
+    largest = 2**32 - 1
+    counts = [[largest, 1, largest - 1, 7], [1, 2, 1, largest], [5, 3, 0, largest]]
+    tables = [
+        ArrayTable("emb", np.array([4, 1, 2, 9]), np.ones((4, 1), np.float32), freqs=np.array(freqs, np.uint32))
+        for freqs in counts
+    ]
+    sources = [Checkpoint(tmp_path / str(number), "tfplugin", {"emb": one}) for number, one in enumerate(tables)]
+    total = np.sum(counts, axis=0)
+    for on_conflict in ("sum", "mean", "last"):
+        options = WriteOptions(dry_run=dry_run)
+        account, _ = merge(sources, tmp_path / on_conflict, on_conflict=on_conflict, parts=2, options=options)  # type: ignore[arg-type]
+        cut = int((total > largest).sum()) if on_conflict != "last" else 0
+        told = ("2 frequencies add up to more than uint32 holds: the largest that it has was written",)
+        assert cut in (0, 2) and account.lossless == (not cut)
+        assert account.tables[0].losses == (told if cut else ())
+        if cut and not dry_run:
+            rows = rows_of(open_checkpoint(tmp_path / on_conflict).table("emb"))
+            expected = dict(zip([4, 1, 2, 9], np.minimum(total, largest).tolist(), strict=True))
+            assert {key: row["freq"] for key, row in rows.items()} == expected
