@@ -88,7 +88,9 @@ class FoldedTable(TableReader):
             if self._result is None:
                 sources = [_Removing(source) if is_increment(source) else source for source in self.sources]
                 name = self.sources[0].schema.name
-                self._result = merge_tables(name, sources, self._labels, memory=self._memory, progress=self._progress)
+                self._result = merge_tables(
+                    name, sources, self._labels, memory=self._memory, progress=self._progress, wait=False
+                )
             return self._result
 
     @property

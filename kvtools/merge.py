@@ -10,6 +10,8 @@ is in several sources `on_conflict` says what becomes of it:
     error        nothing is written
 
 An increment's "deleted_keys" remove keys of earlier sources. Where one source has a key twice, its last row counts.
+Keys that wait for admission go by the same rule, and wait no more where they have a row. What new rows begin with, and
+policies, are those of the last source that records them, with "first" of the first; the account says what differs.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from kvtools.row_mask import RowMask
 from kvtools.table_names import matching
 from kvtools.table_view import MaskedTable
 from kvtools.top_rows import sortable
+from kvtools.waiting_keys import WaitingKeys
 
 OnConflict = Literal["last", "first", "newest", "sum", "mean", "error"]
 _KEY_ROWS = 1 << 18
@@ -204,6 +207,7 @@ def merge_tables(
     common: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
+    wait: bool = True,
 ) -> tuple[MergedTable, Merged]:
     """Return tables as one table `name`, with each key once.
 
@@ -215,6 +219,7 @@ def merge_tables(
         common: leave out slots and counters that not all have, instead of refusing.
         memory: bytes to stay within; what needs more goes to temporary files.
         progress: called as keys are read.
+        wait: join the keys that wait for admission, too; without, the whole has none.
 
     Raises:
         BadInputError: the tables do not agree, "newest" without versions, or "error" and a key that several have.
@@ -226,7 +231,7 @@ def merge_tables(
         table, merged = merge_tables("emb", [base, increment], ["full.ckpt", "incr.ckpt"])
         ```
     """
-    joined = JoinedTable(name, sources, labels, common=common)
+    joined = JoinedTable(name, sources, labels, common=common, first=on_conflict == "first")
     if on_conflict == "newest" and not joined.schema.has_versions:
         raise BadInputError(
             f"merging into table '{name}': not all of its sources have versions; use --on-conflict last"
@@ -242,12 +247,16 @@ def merge_tables(
     counts = np.zeros(4, np.int64)
     deleted = [_deleted_keys(source, joined.key_dtype) for source in joined.sources]
     delete_starts = np.cumsum([0, *map(len, deleted)])
+    waiting = WaitingKeys(name, joined.sources if wait else (), labels, on_conflict, joined.key_dtype, deleted)
     total = joined.rows + int(delete_starts[-1])
     for keys, removed in sorted_buckets([_keys(joined, progress), deleted], total, memory=memory):
         bucket = _Bucket(keys.keys, keys.rows, joined.source_of(keys.rows))
         counts[[0, 3]] += bucket.delete(mask, removed, delete_starts)
         counts[1] += bucket.drop_repeated(mask)
         counts[2] += bucket.resolve_conflicts(mask, joined, on_conflict, versions, others)
+        if len(waiting):
+            waiting.have_rows(bucket.keys, bucket.sources)
+    joined.set_waiting(waiting.extras())
     table = MergedTable(joined, mask, others=others, mean=on_conflict == "mean")
     return table, Merged(
         table=name,
@@ -402,7 +411,9 @@ def merge(
         result.append(table)
         merged.append(account)
         wanted[name] = parts or found[0][1].parts
-        left_out[name] = _not_common(table.schema, [source.schema for _, source in found])
+        joined = table.source
+        assert isinstance(joined, JoinedTable)
+        left_out[name] = (*_not_common(table.schema, [source.schema for _, source in found]), *joined.differences())
     used = {table.schema.name for found in groups.values() for _, table in found}
     for name in dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.tables):
         if name in used:
