@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, get_args
 
 import typer
@@ -85,7 +86,7 @@ def run(
       kvtools merge towers.ckpt out.ckpt --into all --table users --table items
     """
     if len(paths) < 2:
-        raise UsageError(f"merging {paths}: expected the checkpoints and then OUT; see `kvtools merge --help`")
+        raise UsageError(f"merging {_listed(paths)}: expected the checkpoints and then OUT; see `kvtools merge --help`")
     if on_conflict not in get_args(OnConflict):
         raise UsageError(f"merging: got --on-conflict {on_conflict!r}, expected {', '.join(get_args(OnConflict))}")
     if slots not in ("same", "common"):
@@ -98,8 +99,8 @@ def run(
         return
     if until is not None:
         raise UsageError(
-            f"merging {sources}: --until is for one PATH that is a chain, without --on-conflict, --slots, --table and"
-            " --into; leave it out"
+            f"merging {_listed(sources)}: --until is for one PATH that is a chain, without --on-conflict, --slots,"
+            " --table and --into; leave it out"
         )
     opening = dataclasses.replace(source.options(output.memory), increments=True)
     checkpoints = [open_checkpoint(path, opening) for path in sources]
@@ -123,9 +124,16 @@ def run(
         (one for one, kind in zip(checkpoints, kinds, strict=True) if kind and one.dialect == TFPLUGIN), None
     )
     if chained is not None:
+        says = f"merging {_listed(sources)}: '{chained.path}' is an increment of a chain"
+        if kinds[0] is False and all(kinds[1:]):
+            raise UsageError(
+                f"{says}, which is applied to its full checkpoint row by row; leave --on-conflict, --slots, --table and"
+                " --into out, or merge what `kvtools apply` makes of them"
+            )
         raise UsageError(
-            f"merging {sources}: '{chained.path}' is an increment of a chain, which goes after the full checkpoint that"
-            " it belongs to, without other options; see `kvtools apply --help`"
+            f"{says}, which goes after the full checkpoint that it belongs to; name that first, and increments alone"
+            " after it, as for `kvtools apply`. To make one increment of several, apply them, and see `kvtools diff --output"
+            " delta`"
         )
     with progress_bar("merging") as progress:
         account, merged = merge(
@@ -178,6 +186,10 @@ def _merge_chain(
             progress=progress,
         )
     _print(account, merged, as_json, output.dry_run)
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(f"'{path}'" for path in paths)
 
 
 def _is_increment(checkpoint: Checkpoint) -> bool | None:

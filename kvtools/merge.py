@@ -42,6 +42,8 @@ from kvtools.top_rows import sortable
 from kvtools.waiting_keys import WaitingKeys
 
 OnConflict = Literal["last", "first", "newest", "sum", "mean", "error"]
+CHANGED_KEYS = "-sparse_incr_keys"
+"""How DeepRec calls the numbers of the rows of a dense variable that an increment changes."""
 _KEY_ROWS = 1 << 18
 
 
@@ -386,6 +388,7 @@ def merge(
     to = to or checkpoints[0].dialect
     output = output_of(output, to, checkpoints)
     check_output(output, to, force=options.force)
+    _check_changed_rows(checkpoints)
     groups = _groups(checkpoints, tables, into)
     preferred = checkpoints if on_conflict == "first" else checkpoints[::-1]
     graph = next((one for one in preferred if one.bookkeeping and one.dialect == to), None)
@@ -478,6 +481,23 @@ def _groups(
         found = [(ckpt, ckpt.tables[name]) for ckpt in checkpoints for name in names if name in ckpt.tables]
         return {into: found}
     return {name: [(ckpt, ckpt.tables[name]) for ckpt in checkpoints if name in ckpt.tables] for name in names}
+
+
+def _check_changed_rows(checkpoints: Sequence[Checkpoint]) -> None:
+    """Raise `BadInputError` where increments of DeepRec have rows that changed of one dense variable: of these a merged
+    one would have the last list alone."""
+    having: dict[str, Checkpoint] = {}
+    for checkpoint in checkpoints:
+        for variable in checkpoint.variables:
+            name = variable.name.removesuffix(CHANGED_KEYS)
+            if name == variable.name:
+                continue
+            if name in having:
+                raise BadInputError(
+                    f"merging '{having[name].path}' and '{checkpoint.path}': both are increments with changed rows of"
+                    f" the dense variable '{name}'; put them into their full checkpoint, see `kvtools apply`"
+                )
+            having[name] = checkpoint
 
 
 def _placed(

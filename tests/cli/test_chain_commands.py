@@ -174,8 +174,26 @@ def test_merge_and_apply_make_the_full_checkpoint(
     said(capsys, *into)
     assert sorted(rows_of(open_checkpoint(tmp_path / "into").table("x"))) == sorted(THIRD)
     sum_of = ("merge", train / "ckpt-1", train / "ckpt-2.delta", tmp_path / "no", "--on-conflict", "sum")
-    assert "kvtools apply" in said(capsys, *sum_of, status=2)
+    text = said(capsys, *sum_of, status=2)
+    assert "leave --on-conflict, --slots, --table and --into out" in text and "kvtools apply" in text
     assert not list(tmp_path.glob("no*"))
+
+
+def test_increments_of_a_chain_without_their_full_checkpoint(
+    train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = train / "ckpt-2.delta", train / "ckpt-3.delta"
+    for paths in ((first, second), (first, second, train / "ckpt-1"), (train / "ckpt-1", first, train / "ckpt-1")):
+        text = " ".join(said(capsys, "merge", *paths, tmp_path / "no", status=2).split())
+        names = ", ".join(f"'{path}'" for path in paths)
+        assert f"merging {names}: '{first}' is an increment of a chain, which goes after the full checkpoint" in text
+        assert "name that first, and increments alone after it" in text and "[" not in text
+    assert not list(tmp_path.glob("no*"))
+    # What it names: one increment of several.
+    said(capsys, "apply", train / "ckpt-1", first, second, tmp_path / "later")
+    said(capsys, "diff", train / "ckpt-1", tmp_path / "later", tmp_path / "both.delta", "--output", "delta")
+    said(capsys, "apply", train / "ckpt-1", tmp_path / "both.delta", tmp_path / "again")
+    assert rows_of(open_checkpoint(tmp_path / "again").table("emb")) == THIRD
 
 
 def test_diff_writes_an_increment(train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
