@@ -71,10 +71,13 @@ def run(
     For shards that ranks wrote, a base and its increments, or a chain: one PATH that is a chain's folder, or
     a full checkpoint and increments of it, becomes the full checkpoint that training would have written, with
     all that it saves (see `kvtools apply`). Otherwise, keys that an increment lists as deleted are removed
-    from what stands before it; tables that are not merged and the dense variables are those of the last
-    checkpoint that has them (of the first with --on-conflict first); with sum and mean, values and slots are
-    added up or averaged, frequencies added up, and the largest version kept. OUT appears whole or not at all;
-    it may be one of the PATHs with --force.
+    from what stands before it; tables that are not merged, dense variables, what new rows begin with and policies
+    are those of the last checkpoint that has them (of the first with --on-conflict first); with sum and mean,
+    values and slots are added up or averaged, frequencies added up, and the largest version kept. OUT appears
+    whole or not at all; it may be one of the PATHs with --force.
+
+    Of each table it says how many keys are in several: those that more than one checkpoint has a row of, once the
+    rows are gone that a later increment deletes. `repeated` are rows whose key stands again in the same checkpoint.
 
     \b
     Examples:
@@ -132,8 +135,8 @@ def run(
             )
         raise UsageError(
             f"{says}, which goes after the full checkpoint that it belongs to; name that first, and increments alone"
-            " after it, as for `kvtools apply`. To make one increment of several, apply them, and see `kvtools diff --output"
-            " delta`"
+            " after it, as for `kvtools apply`. To make one increment of several, apply them, and see `kvtools diff"
+            " --output delta`"
         )
     with progress_bar("merging") as progress:
         account, merged = merge(

@@ -49,9 +49,12 @@ _KEY_ROWS = 1 << 18
 
 @dataclass(frozen=True)
 class Merged:
-    """What became of the rows of a table: `conflicts` are keys that several sources have, `repeated` rows that their
-    own source replaces later, `deleted` rows that a later source's list of deleted keys removes, `gone` keys of such
-    rows that have no row left."""
+    """What became of the rows of a table.
+
+    `deleted` are rows that a later source's list of deleted keys removes, `gone` keys of such rows that have no row
+    left. Of the other rows `repeated` are those that their own source replaces later, and `conflicts` the keys that
+    then have rows in several sources.
+    """
 
     table: str
     sources: tuple[str, ...]
