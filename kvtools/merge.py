@@ -450,8 +450,8 @@ def _cut(table: TableReader) -> tuple[str, ...]:
     """Say how many frequencies of a table that was read were cut."""
     if not isinstance(table, MergedTable) or not table.cut_freqs:
         return ()
-    dtype = table.schema.freq_dtype
-    return (f"{table.cut_freqs} frequencies add up to more than {dtype} holds: the largest that it has was written",)
+    what = f"{table.cut_freqs:,} frequencies add up" if table.cut_freqs > 1 else "1 frequency adds up"
+    return (f"{what} to more than {table.schema.freq_dtype} holds: the largest that it has was written",)
 
 
 def _not_common(schema: TableSchema, sources: Sequence[TableSchema]) -> tuple[str, ...]:
