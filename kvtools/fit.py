@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Rational
 from typing import Any
 
 import numpy as np
@@ -411,9 +414,9 @@ def _policies(
 
 
 def of_part(policy: Any, before: int, parts: int) -> Any:
-    """Return a policy of expiry as one of so many parts records it: its share of the rows that are kept."""
+    """Return a policy of expiry as one of so many parts records it: its share of the rows that are kept, rounded up."""
     rows = policy.get("rows") if isinstance(policy, dict) else None
-    return policy if before == parts or not isinstance(rows, int) else {**policy, "rows": -(-rows * before // parts)}
+    return {**policy, "rows": math.ceil(Fraction(rows) * before / parts)} if isinstance(rows, Rational) else policy
 
 
 def _beginnings(

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,8 @@ class JoinedTable(TableReader):
             starts = {n: _slot_start(record) for n, record in told.items() if record is not None}
             taken = next((n for n in self._preferred if n in starts), 0)
             found.append(self._difference(f"what slot {slot.name} of new rows begins as", starts, taken))
-        told = {n: _told(schema) for n, schema in enumerate(schemas)}
+        most = max(schema.parts for schema in schemas)
+        told = {n: _told(schema, most) for n, schema in enumerate(schemas)}
         tell = {n: policies for n, policies in told.items() if policies or "initializer" in schemas[n].metadata}
         taken = next((n for n in self._preferred if told[n]), 0)
         for policy in dict.fromkeys(name for policies in told.values() for name in policies):
@@ -246,7 +248,7 @@ def _metadata(schemas: Sequence[TableSchema], preferred: Sequence[int]) -> dict[
     if draws:
         metadata["draws"] = max(draws)
     parts = sum(schema.parts for schema in schemas)
-    policies = next((_policies(schemas[n], parts) for n in preferred if _told(schemas[n])), None)
+    policies = next((_policies(schemas[n], parts) for n in preferred if _told(schemas[n], parts)), None)
     recorded = [told for schema in schemas if isinstance(told := schema.metadata.get("policies"), dict)]
     if policies is None and recorded:
         policies = dict(recorded[0])
@@ -257,20 +259,27 @@ def _metadata(schemas: Sequence[TableSchema], preferred: Sequence[int]) -> dict[
     return metadata if policies is None else {**metadata, "policies": policies}
 
 
-def _told(schema: TableSchema) -> dict[str, Any]:
-    """Return the policies of a table that go along: which keys get rows, and which rows go, as of the whole table."""
+def _told(schema: TableSchema, parts: int) -> dict[str, Any]:
+    """Return the policies of a table that go along: which keys get rows, and which rows go, as of one of so many
+    parts, in which those of tables in other parts are compared."""
     policies = schema.metadata.get("policies")
     found = dict(policies) if isinstance(policies, dict) else {}
     if isinstance(expiry := found.get("expiry"), list):
-        found["expiry"] = [of_part(policy, schema.parts, 1) for policy in expiry]
+        found["expiry"] = [of_part(policy, schema.parts, parts) for policy in expiry]
     return {name: value for name, value in found.items() if name not in _UNTOLD}
 
 
 def _policies(schema: TableSchema, parts: int) -> dict[str, Any]:
-    """Return all that a table records of policies, as of one of so many parts."""
+    """Return all that a table records of policies, as of one of so many parts: how many rows each keeps is a fraction,
+    which is rounded once, where parts are written."""
     policies = dict(schema.metadata["policies"])
     if isinstance(expiry := policies.get("expiry"), list):
-        policies["expiry"] = [of_part(policy, schema.parts, parts) for policy in expiry]
+        policies["expiry"] = [
+            {**policy, "rows": Fraction(policy["rows"] * schema.parts, parts)}
+            if isinstance(policy, dict) and isinstance(policy.get("rows"), int)
+            else policy
+            for policy in expiry
+        ]
     return policies
 
 
