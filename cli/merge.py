@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, get_args
 
 import typer
@@ -70,10 +71,13 @@ def run(
     For shards that ranks wrote, a base and its increments, or a chain: one PATH that is a chain's folder, or
     a full checkpoint and increments of it, becomes the full checkpoint that training would have written, with
     all that it saves (see `kvtools apply`). Otherwise, keys that an increment lists as deleted are removed
-    from what stands before it; tables that are not merged and the dense variables are those of the last
-    checkpoint that has them (of the first with --on-conflict first); with sum and mean, values and slots are
-    added up or averaged, frequencies added up, and the largest version kept. OUT appears whole or not at all;
-    it may be one of the PATHs with --force.
+    from what stands before it; tables that are not merged, dense variables, what new rows begin with and policies
+    are those of the last checkpoint that has them (of the first with --on-conflict first); with sum and mean,
+    values and slots are added up or averaged, frequencies added up, and the largest version kept. OUT appears
+    whole or not at all; it may be one of the PATHs with --force.
+
+    Of each table it says how many keys are in several: those that more than one checkpoint has a row of, once the
+    rows are gone that a later increment deletes. `repeated` are rows whose key stands again in the same checkpoint.
 
     \b
     Examples:
@@ -85,7 +89,7 @@ def run(
       kvtools merge towers.ckpt out.ckpt --into all --table users --table items
     """
     if len(paths) < 2:
-        raise UsageError(f"merging {paths}: expected the checkpoints and then OUT; see `kvtools merge --help`")
+        raise UsageError(f"merging {_listed(paths)}: expected the checkpoints and then OUT; see `kvtools merge --help`")
     if on_conflict not in get_args(OnConflict):
         raise UsageError(f"merging: got --on-conflict {on_conflict!r}, expected {', '.join(get_args(OnConflict))}")
     if slots not in ("same", "common"):
@@ -98,8 +102,8 @@ def run(
         return
     if until is not None:
         raise UsageError(
-            f"merging {sources}: --until is for one PATH that is a chain, without --on-conflict, --slots, --table and"
-            " --into; leave it out"
+            f"merging {_listed(sources)}: --until is for one PATH that is a chain, without --on-conflict, --slots,"
+            " --table and --into; leave it out"
         )
     opening = dataclasses.replace(source.options(output.memory), increments=True)
     checkpoints = [open_checkpoint(path, opening) for path in sources]
@@ -123,9 +127,16 @@ def run(
         (one for one, kind in zip(checkpoints, kinds, strict=True) if kind and one.dialect == TFPLUGIN), None
     )
     if chained is not None:
+        says = f"merging {_listed(sources)}: '{chained.path}' is an increment of a chain"
+        if kinds[0] is False and all(kinds[1:]):
+            raise UsageError(
+                f"{says}, which is applied to its full checkpoint row by row; leave --on-conflict, --slots, --table and"
+                " --into out, or merge what `kvtools apply` makes of them"
+            )
         raise UsageError(
-            f"merging {sources}: '{chained.path}' is an increment of a chain, which goes after the full checkpoint that"
-            " it belongs to, without other options; see `kvtools apply --help`"
+            f"{says}, which goes after the full checkpoint that it belongs to; name that first, and increments alone"
+            " after it, as for `kvtools apply`. To make one increment of several, apply them, and see `kvtools diff"
+            " --output delta`"
         )
     with progress_bar("merging") as progress:
         account, merged = merge(
@@ -178,6 +189,10 @@ def _merge_chain(
             progress=progress,
         )
     _print(account, merged, as_json, output.dry_run)
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(f"'{path}'" for path in paths)
 
 
 def _is_increment(checkpoint: Checkpoint) -> bool | None:

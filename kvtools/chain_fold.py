@@ -42,7 +42,7 @@ from kvtools.dialects.tfplugin import PART_RECORDS, part_prefix, part_records
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, KvtoolsError, UsageError
 from kvtools.key_join import row_numbers
-from kvtools.merge import Merged, MergedTable, merge_tables
+from kvtools.merge import CHANGED_KEYS, Merged, MergedTable, merge_tables
 from kvtools.migrate import Account, output_of, write_tables
 from kvtools.partition import owners
 
@@ -50,7 +50,6 @@ _SCORES = "eviction_scores_"
 _FILTERS = "admission_filter_"
 _PENDING = ("filtered_keys", "filtered_freqs", "filtered_versions")
 _KEY_ROWS = 1 << 18
-_CHANGED_KEYS = "-sparse_incr_keys"
 _CHANGED_VALUES = "-sparse_incr_values"
 _ATTEMPTS = 5
 _STEP = re.compile(r"(\d+)(?:\.delta)?$")
@@ -88,7 +87,9 @@ class FoldedTable(TableReader):
             if self._result is None:
                 sources = [_Removing(source) if is_increment(source) else source for source in self.sources]
                 name = self.sources[0].schema.name
-                self._result = merge_tables(name, sources, self._labels, memory=self._memory, progress=self._progress)
+                self._result = merge_tables(
+                    name, sources, self._labels, memory=self._memory, progress=self._progress, wait=False
+                )
             return self._result
 
     @property
@@ -449,9 +450,9 @@ def _patched(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     for number, one in enumerate(checkpoints):
         names = {variable.name for variable in one.variables}
         for variable in one.variables:
-            of = variable.name.removesuffix(_CHANGED_KEYS).removesuffix(_CHANGED_VALUES)
-            if number and of != variable.name and {of + _CHANGED_KEYS, of + _CHANGED_VALUES} <= names:
-                if variable.name.endswith(_CHANGED_KEYS):
+            of = variable.name.removesuffix(CHANGED_KEYS).removesuffix(_CHANGED_VALUES)
+            if number and of != variable.name and {of + CHANGED_KEYS, of + _CHANGED_VALUES} <= names:
+                if variable.name.endswith(CHANGED_KEYS):
                     patches.setdefault(of, []).append(one)
                 continue
             owner[variable.name] = one, variable
@@ -483,7 +484,7 @@ def _with_rows(
     """Yield a dense variable's rows with those of increments in their places."""
     numbers, values = [], []
     for one in increments:
-        numbers.append(np.concatenate([np.empty(0, np.int64), *one.read_variable(name + _CHANGED_KEYS)]))
+        numbers.append(np.concatenate([np.empty(0, np.int64), *one.read_variable(name + CHANGED_KEYS)]))
         none = np.empty((0, *schema.shape[1:]), numpy_dtype(schema.dtype))
         values.append(np.concatenate([none, *one.read_variable(name + _CHANGED_VALUES)]))
         if len(numbers[-1]) != len(values[-1]) or not all(0 <= n < schema.shape[0] for n in numbers[-1].tolist()):

@@ -6,6 +6,7 @@ by key first (`kvtools.key_join`), one table is streamed and the other's rows ar
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,25 +18,35 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools.admission_filter import can_join, joined_filter
-from kvtools.dialects.chunk import KEYS, Array, Chunk, Columns
+from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
-from kvtools.dialects.schema import ADMISSION_FILTER, VariableSchema, numpy_dtype, row_bytes
+from kvtools.dialects.schema import (
+    ADMISSION_FILTER,
+    ROW_EXTRAS,
+    SlotSchema,
+    VariableSchema,
+    numpy_dtype,
+    row_bytes,
+)
 from kvtools.engine import run_all
 from kvtools.errors import UnknownTableError, UsageError
 from kvtools.key_join import row_numbers, sorted_buckets
 from kvtools.remote.paths import shown_path
 from kvtools.row_norms import row_norms
+from kvtools.table_view import TableView, replace_schema
 
 _KEY_ROWS = 1 << 18
 _FEW = 5
+_RANKS = tuple(start.rstrip("_") for start in ROW_EXTRAS)
+"""What a comparison calls the numbers that rows are evicted by."""
 
 Unequal = Callable[[Array, Array], npt.NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
 class ColumnDiff:
-    """How a column changed: "values", "freqs", "versions" or "slot:<name>".
+    """How a column changed: "values", "freqs", "versions", "slot:<name>", "eviction_scores" or "eviction_orders".
 
     `changed` rows differ. Of these rows' numbers, `max_change` and `mean_change` are the largest and the mean absolute
     difference, `l2_change` is the Euclidean norm of all differences, and `relative_change` is that over the norm
@@ -71,6 +82,7 @@ class TableDiff:
 
     `columns` are those that both have with the same width; `only_in_a` and `only_in_b` name the others. `schema` says
     what differs in form alone (types, parts, dialect) and `extras` which arrays beside the rows differ.
+    Scores and orders that rows are evicted by are columns; orders, which are of a part, where both have as many parts.
     `added_keys` and `removed_keys` are the first few. `max_change` and `mean_change` are those of the values.
     """
 
@@ -182,6 +194,9 @@ def compare_tables(
     """
     if not (rtol >= 0 and atol >= 0):
         raise UsageError(f"comparing tables: got rtol {rtol} and atol {atol}, expected 0 or more")
+    table_a, table_b = a, b
+    orders = a.parts == b.parts
+    a, b = _with_ranks(a, orders, memory), _with_ranks(b, orders, memory)
     both, only_in_a, only_in_b = _columns_of(a, b)
     compare = _Comparison(both, rtol, atol, top, a.rows, a.schema.name, progress)
     added_keys: list[int] = []
@@ -220,8 +235,8 @@ def compare_tables(
         removed_keys=tuple(removed_keys),
         only_in_a=only_in_a,
         only_in_b=only_in_b,
-        extras=_different_extras(a, b),
-        schema=_form(a, b),
+        extras=_different_extras(table_a, table_b),
+        schema=_form(table_a, table_b),
     )
 
 
@@ -365,7 +380,7 @@ class _Comparison:
         self.names = tuple(names)
         self.columns = Columns(
             values="values" in names,
-            slots=any(name.startswith("slot:") for name in names),
+            slots=any(name.startswith("slot:") or name in _RANKS for name in names),
             freqs="freqs" in names,
             versions="versions" in names,
         )
@@ -452,7 +467,7 @@ def _columns_of(a: TableReader, b: TableReader) -> tuple[list[str], tuple[str, .
 def _widths(table: TableReader) -> dict[str, int]:
     schema = table.schema
     widths = {"values": schema.dim}
-    widths.update({f"slot:{slot.name}": slot.width for slot in schema.slots})
+    widths.update({slot.name if slot.name in _RANKS else f"slot:{slot.name}": slot.width for slot in schema.slots})
     if schema.has_freqs:
         widths["freqs"] = 1
     if schema.has_versions:
@@ -462,7 +477,8 @@ def _widths(table: TableReader) -> dict[str, int]:
 
 def _matrix(chunk: Chunk, name: str) -> Array:
     """Return a column as [n, width]."""
-    column = getattr(chunk, name) if not name.startswith("slot:") else chunk.slots[name.removeprefix("slot:")]
+    slot = name in _RANKS or name.startswith("slot:")
+    column = chunk.slots[name.removeprefix("slot:")] if slot else getattr(chunk, name)
     assert column is not None
     matrix: Array = column.reshape(len(column), -1) if len(column) else column.reshape(0, 1)
     return matrix
@@ -560,6 +576,51 @@ def _pairs(a: TableReader, b: TableReader, columns: Columns, part: int | None) -
         y = y.take(slice(n, None)) if len(y) > n else next(right, None)
 
 
+class _Ranked(TableView):
+    """A table with the numbers that its rows are evicted by as slots of one, under the names of `_RANKS`."""
+
+    def __init__(self, source: TableReader, ranks: Mapping[str, Array]) -> None:
+        slots = tuple(SlotSchema(name, 1, numbers.dtype.name) for name, numbers in ranks.items())
+        super().__init__(source, replace_schema(source, slots=(*source.schema.slots, *slots)))
+        self._ranks = ranks
+        self._part_starts = np.cumsum([0, *source.schema.part_rows])
+
+    def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
+        at = int(self._part_starts[part])
+        for chunk in self.source.read_part(part, columns, rows, verify):
+            yield self._ranked(chunk, slice(at, at + len(chunk)), columns)
+            at += len(chunk)
+
+    def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
+        return self._ranked(self.source.take(rows, columns), rows, columns)
+
+    def _ranked(self, chunk: Chunk, rows: Array | slice, columns: Columns) -> Chunk:
+        if not columns.slots:
+            return chunk
+        more = {name: numbers[rows, None] for name, numbers in self._ranks.items()}
+        return dataclasses.replace(chunk, slots={**chunk.slots, **more})
+
+
+def _with_ranks(table: TableReader, orders: bool, memory: int) -> TableReader:
+    """Return a table with what its rows are evicted by as columns, without `orders` the scores alone."""
+    ranks = {}
+    for start, name in zip(ROW_EXTRAS, _RANKS, strict=True):
+        if _has_ranks(table, start) and (orders or start != ROW_EXTRAS[1]):
+            numbers = row_numbers(table.rows, memory=memory).view(np.uint64)
+            at = 0
+            for part, rows in enumerate(table.schema.part_rows):
+                numbers[at : at + rows] = table.extra(f"{start}{part}")
+                at += rows
+            ranks[name] = numbers
+    return _Ranked(table, ranks) if ranks else table
+
+
+def _has_ranks(table: TableReader, start: str) -> bool:
+    """Tell whether a table has a number for each of its rows in the extras whose names begin so."""
+    shapes = {extra.name: extra.shape for extra in table.schema.extras}
+    return all(shapes.get(f"{start}{part}") == (rows,) for part, rows in enumerate(table.schema.part_rows))
+
+
 class _Match:
     """Which row of b belongs to each row of a: `rows` [rows of a], -1 for none."""
 
@@ -638,7 +699,8 @@ def _different_extras(a: TableReader, b: TableReader) -> tuple[str, ...]:
 def _extras_to_compare(table: TableReader) -> dict[str, Callable[[], Array]]:
     """Return how to read each extra array that has numbers: lists of keys by key, as their order is that of the parts,
     and filters of admission as a restore joins them."""
-    names = [extra.name for extra in table.schema.extras if 0 not in extra.shape]
+    by_row = tuple(start for start in ROW_EXTRAS if _has_ranks(table, start))  # compared as columns
+    names = [e.name for e in table.schema.extras if 0 not in e.shape and not e.name.startswith(by_row)]
     read: dict[str, Callable[[], Array]] = {name: partial(table.extra, name) for name in names}
     for name in {"blacklist", "deleted_keys"} & read.keys():
         read[name] = partial(lambda name: np.sort(table.extra(name)), name)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Rational
 from typing import Any
 
 import numpy as np
@@ -399,7 +402,7 @@ def _policies(
     if unit != "steps":  # versions are left out: there is nothing to count
         kept = {name: value for name, value in kept.items() if name not in ("versions", "step")}
     if isinstance(expiry := kept.get("expiry"), list):
-        kept["expiry"] = [_of_part(policy, source.parts, parts) for policy in expiry]
+        kept["expiry"] = [of_part(policy, source.parts, parts) for policy in expiry]
     if dialect.holds.metadata is None or "policies" in dialect.holds.metadata:
         return {"policies": kept} if kept else {}
     if "step" in kept:
@@ -410,10 +413,10 @@ def _policies(
     return {}
 
 
-def _of_part(policy: Any, before: int, parts: int) -> Any:
-    """Return a policy of expiry as one of so many parts records it: its share of the rows that are kept."""
+def of_part(policy: Any, before: int, parts: int) -> Any:
+    """Return a policy of expiry as one of so many parts records it: its share of the rows that are kept, rounded up."""
     rows = policy.get("rows") if isinstance(policy, dict) else None
-    return policy if before == parts or not isinstance(rows, int) else {**policy, "rows": -(-rows * before // parts)}
+    return {**policy, "rows": math.ceil(Fraction(rows) * before / parts)} if isinstance(rows, Rational) else policy
 
 
 def _beginnings(

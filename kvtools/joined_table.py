@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -21,9 +24,13 @@ from kvtools.dialects.schema import (
     row_bytes,
 )
 from kvtools.errors import BadInputError
+from kvtools.fit import of_part
+from kvtools.waiting_keys import FREQS, KEYS, VERSIONS
 
-_FILTERED = ("filtered_keys", "filtered_freqs", "filtered_versions")
-_ADDED_UP = ("blacklist", "deleted_keys", *_FILTERED)
+_WAITING = (KEYS, FREQS, VERSIONS)
+_ADDED_UP = ("blacklist", "deleted_keys")
+_UNTOLD = ("max_capacity", "eviction", "epoch", "versions", "step")
+"""What policies record that is no policy, or that does not go along with rows of several tables."""
 
 
 class JoinedTable(TableReader):
@@ -34,15 +41,26 @@ class JoinedTable(TableReader):
         sources: the tables, in order; row numbers count along them.
         labels: what to call each in an error: its file, and its table.
         common: leave out the columns that not all of them have, instead of refusing.
+        first: what new rows begin with and policies are those of the first that records them, not of the last.
 
     Raises:
         BadInputError: the tables do not agree; the message says in what, and where.
     """
 
-    def __init__(self, name: str, sources: Sequence[TableReader], labels: Sequence[str], *, common: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        sources: Sequence[TableReader],
+        labels: Sequence[str],
+        *,
+        common: bool,
+        first: bool = False,
+    ) -> None:
         self.sources = tuple(sources)
         self.labels = tuple(labels)
-        self.schema = _joined_schema(name, [source.schema for source in sources], labels, common)
+        self._preferred = range(len(sources)) if first else range(len(sources))[::-1]
+        self._waiting: dict[str, Array] = {}
+        self.schema = _joined_schema(name, [source.schema for source in sources], labels, common, self._preferred)
         self._places = [(source, part) for source in sources for part in range(source.parts)]
         self.first_rows = np.cumsum([0, *(source.rows for source in sources)])
 
@@ -72,21 +90,67 @@ class JoinedTable(TableReader):
         return _concatenated(pieces).take(back)
 
     def extra(self, name: str) -> Array:
-        """Return an extra array: keys of all sources, initial values of the first that has them."""
+        """Return an extra array: lists of keys of all sources, others of the preferred one that has them."""
         if name.startswith(ADMISSION_FILTER):
             return joined_filter(self.sources)
-        having = [source for source in self.sources if any(extra.name == name for extra in source.schema.extras)]
+        if name in self._waiting:
+            return self._waiting[name]
+        if are_initial_values(name):
+            return self.sources[_beginning([s.schema for s in self.sources], self._preferred)].extra(name)
+        having = [self.sources[n] for n in self._preferred if name in _names(self.sources[n].schema)]
         if name not in _ADDED_UP:
             return having[0].extra(name)
         dtype = next(extra.dtype for extra in self.schema.extras if extra.name == name)
-        arrays = []
-        for source in self.sources if name in _FILTERED else having:
-            if source in having:
-                arrays.append(source.extra(name).astype(dtype, copy=False))
-            else:  # counters of filtered keys stay in step with the keys
-                keys = next((extra for extra in source.schema.extras if extra.name == "filtered_keys"), None)
-                arrays.append(np.zeros(keys.shape[0] if keys else 0, dtype))
-        return np.concatenate(arrays)
+        return np.concatenate(
+            [source.extra(name).astype(dtype, copy=False) for source in having[:: self._preferred.step]]
+        )
+
+    def set_waiting(self, extras: Mapping[str, Array]) -> None:
+        """Give the whole the keys that wait for admission, and their counters."""
+        self._waiting = dict(extras)
+        more = tuple(ExtraSchema(name, array.dtype.name, array.shape) for name, array in extras.items())
+        self.schema = dataclasses.replace(self.schema, extras=(*self.schema.extras, *more))
+
+    def differences(self) -> tuple[str, ...]:
+        """Say of what sources record differently of new rows and of policies whose it is that the whole has."""
+        schemas = [source.schema for source in self.sources]
+        beginning = _beginning(schemas, self._preferred)
+        found = []
+        recorded = [n for n, schema in enumerate(schemas) if "initializer" in schema.metadata]
+        kinds = {n: json.dumps(schemas[n].metadata["initializer"], sort_keys=True) for n in recorded}
+        found.append(self._difference("the initializer of new rows", kinds, beginning))
+        arrays = {n: _initial_values(self.sources[n]) for n in range(len(schemas))}
+        others = {n: digest for n, digest in arrays.items() if digest}
+        if len(set(others.values())) > 1 and found[0] is None:
+            names = " and ".join(self.labels[n] for n in others)
+            found.append(
+                f"initial values of new rows: they differ in {names}; those of {self.labels[beginning]} were taken"
+            )
+        for slot in self.schema.slots:
+            told = {n: schema.metadata.get("slots", {}).get(slot.name) for n, schema in enumerate(schemas)}
+            starts = {n: _slot_start(record) for n, record in told.items() if record is not None}
+            taken = next((n for n in self._preferred if n in starts), 0)
+            found.append(self._difference(f"what slot {slot.name} of new rows begins as", starts, taken))
+        most = max(schema.parts for schema in schemas)
+        told = {n: _told(schema, most) for n, schema in enumerate(schemas)}
+        tell = {n: policies for n, policies in told.items() if policies or "initializer" in schemas[n].metadata}
+        taken = next((n for n in self._preferred if told[n]), 0)
+        for policy in dict.fromkeys(name for policies in told.values() for name in policies):
+            values = {
+                n: json.dumps(policies[policy], sort_keys=True) if policy in policies else "none"
+                for n, policies in tell.items()
+            }
+            found.append(self._difference(f"the policy {policy}", values, taken))
+        return tuple(one for one in found if one)
+
+    def _difference(self, what: str, values: Mapping[int, str], taken: int) -> str | None:
+        if len(set(values.values())) < 2:
+            return None
+        by_value: dict[str, list[str]] = {}
+        for number, value in values.items():
+            by_value.setdefault(value, []).append(self.labels[number])
+        told = ", ".join(f"{value} in {' and '.join(labels)}" for value, labels in by_value.items())
+        return f"{what}: {told}; that of {self.labels[taken]} was taken"
 
     def _fitted(self, chunk: Chunk) -> Chunk:
         schema = self.schema
@@ -118,7 +182,9 @@ def _concatenated(pieces: Sequence[Chunk]) -> Chunk:
     )
 
 
-def _joined_schema(name: str, schemas: Sequence[TableSchema], labels: Sequence[str], common: bool) -> TableSchema:
+def _joined_schema(
+    name: str, schemas: Sequence[TableSchema], labels: Sequence[str], common: bool, preferred: Sequence[int]
+) -> TableSchema:
     first = schemas[0]
 
     def differs(what: str, mine: Any, other: Any, label: str, advice: str) -> BadInputError:
@@ -157,25 +223,91 @@ def _joined_schema(name: str, schemas: Sequence[TableSchema], labels: Sequence[s
         slots=slots,
         freq_dtype=_counter([schema.freq_dtype for schema in schemas]),
         version_dtype=_counter([schema.version_dtype for schema in schemas]),
-        extras=_extras(schemas),
-        metadata=_latest(schemas),
+        extras=_extras(schemas, preferred),
+        metadata=_metadata(schemas, preferred),
         rows_as=next((schema.rows_as for schema in schemas if schema.rows_as), None),
         bytes=0,
     )
     return dataclasses.replace(joined, bytes=joined.rows * row_bytes(joined))
 
 
-def _latest(schemas: Sequence[TableSchema]) -> dict[str, Any]:
-    """Return the metadata of the first, with the largest step and number of draws of all."""
+def _metadata(schemas: Sequence[TableSchema], preferred: Sequence[int]) -> dict[str, Any]:
+    """Return the metadata of the first, with what new rows begin with and the policies of the preferred one that
+    records them, and the largest step and number of draws of all."""
     metadata = dict(schemas[0].metadata)
+    metadata.pop("initializer", None)
+    beginning = schemas[_beginning(schemas, preferred)].metadata
+    if "initializer" in beginning:
+        metadata["initializer"] = beginning["initializer"]
+    slots: dict[str, Any] = {}
+    for number in reversed(preferred):
+        slots.update(schemas[number].metadata.get("slots") or {})
+    if slots:
+        metadata["slots"] = slots
     draws = [schema.metadata["draws"] for schema in schemas if "draws" in schema.metadata]
     if draws:
         metadata["draws"] = max(draws)
-    policies = [told for schema in schemas if isinstance(told := schema.metadata.get("policies"), dict)]
-    steps = [told["step"] for told in policies if "step" in told]
+    parts = sum(schema.parts for schema in schemas)
+    policies = next((_policies(schemas[n], parts) for n in preferred if _told(schemas[n], parts)), None)
+    recorded = [told for schema in schemas if isinstance(told := schema.metadata.get("policies"), dict)]
+    if policies is None and recorded:
+        policies = dict(recorded[0])
+    steps = [told["step"] for told in recorded if "step" in told]
     if steps:
-        metadata["policies"] = {**(metadata.get("policies") or {}), "versions": "steps", "step": max(steps)}
-    return metadata
+        policies = {**(policies or {}), "versions": "steps", "step": max(steps)}
+    metadata.pop("policies", None)
+    return metadata if policies is None else {**metadata, "policies": policies}
+
+
+def _told(schema: TableSchema, parts: int) -> dict[str, Any]:
+    """Return the policies of a table that go along: which keys get rows, and which rows go, as of one of so many
+    parts, in which those of tables in other parts are compared."""
+    policies = schema.metadata.get("policies")
+    found = dict(policies) if isinstance(policies, dict) else {}
+    if isinstance(expiry := found.get("expiry"), list):
+        found["expiry"] = [of_part(policy, schema.parts, parts) for policy in expiry]
+    return {name: value for name, value in found.items() if name not in _UNTOLD}
+
+
+def _policies(schema: TableSchema, parts: int) -> dict[str, Any]:
+    """Return all that a table records of policies, as of one of so many parts: how many rows each keeps is a fraction,
+    which is rounded once, where parts are written."""
+    policies = dict(schema.metadata["policies"])
+    if isinstance(expiry := policies.get("expiry"), list):
+        policies["expiry"] = [
+            {**policy, "rows": Fraction(policy["rows"] * schema.parts, parts)}
+            if isinstance(policy, dict) and isinstance(policy.get("rows"), int)
+            else policy
+            for policy in expiry
+        ]
+    return policies
+
+
+def _beginning(schemas: Sequence[TableSchema], preferred: Sequence[int]) -> int:
+    """Return the number of the table whose initializer and initial values the whole has: they belong together."""
+    having = (
+        n for n in preferred if "initializer" in schemas[n].metadata or any(map(are_initial_values, _names(schemas[n])))
+    )
+    return next(having, 0)
+
+
+def _names(schema: TableSchema) -> list[str]:
+    return [extra.name for extra in schema.extras]
+
+
+def _initial_values(table: TableReader) -> str:
+    """Return a digest of the initial values of a table; nothing where it has none."""
+    names = sorted(filter(are_initial_values, _names(table.schema)))
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(name.encode() + np.ascontiguousarray(table.extra(name)).tobytes())
+    return digest.hexdigest() if names else ""
+
+
+def _slot_start(record: Any) -> str:
+    told = record if isinstance(record, dict) else {}
+    start = told.get("init", "constant")
+    return f"{told.get('constant', 0.0)}" if start == "constant" else str(start)
 
 
 def _there(column: bool) -> str:
@@ -195,13 +327,16 @@ def _counter(dtypes: Sequence[str | None]) -> str | None:
     return result.name if result.kind in "iu" else "int64"
 
 
-def _extras(schemas: Sequence[TableSchema]) -> tuple[ExtraSchema, ...]:
-    """Return the extra arrays of the whole; deleted keys only where the first is an increment itself."""
+def _extras(schemas: Sequence[TableSchema], preferred: Sequence[int]) -> tuple[ExtraSchema, ...]:
+    """Return the extra arrays of the whole, but for keys that wait for admission; deleted keys only where the first is
+    an increment itself."""
     found: dict[str, ExtraSchema] = {}
-    initial = next((s for s in schemas if any(are_initial_values(extra.name) for extra in s.extras)), None)
-    for schema in schemas:
-        for extra in schema.extras:
-            if are_initial_values(extra.name) and schema is not initial:
+    beginning = _beginning(schemas, preferred)
+    for number in preferred:
+        for extra in schemas[number].extras:
+            if extra.name in _WAITING:
+                continue
+            if are_initial_values(extra.name) and number != beginning:
                 continue  # those of one table belong together
             if extra.name.startswith(ADMISSION_FILTER):
                 if can_join(schemas):  # one of all, as the parts of what is written get it
@@ -212,10 +347,6 @@ def _extras(schemas: Sequence[TableSchema]) -> tuple[ExtraSchema, ...]:
             elif extra.name in _ADDED_UP:
                 rows = found[extra.name].shape[0] + extra.shape[0]
                 found[extra.name] = dataclasses.replace(found[extra.name], shape=(rows,))
-    if "filtered_keys" in found:
-        for name in _FILTERED[1:]:
-            if name in found:
-                found[name] = dataclasses.replace(found[name], shape=found["filtered_keys"].shape)
-    if all(extra.name != "deleted_keys" for extra in schemas[0].extras):
+    if "deleted_keys" not in _names(schemas[0]):
         found.pop("deleted_keys", None)
     return tuple(found.values())

@@ -5,11 +5,13 @@ is in several sources `on_conflict` says what becomes of it:
 
     last, first  the row of the last, or first, source that has the key
     newest       the row with the largest version, the last of equal ones
-    sum, mean    values and slots are added up, or averaged, over the sources; frequencies are added up, and the
-                 largest version is kept
+    sum, mean    values and slots are added up, or averaged, over the sources, and a sum that their type does not hold
+                 is an error; frequencies are added up, as far as their type goes, and the largest version is kept
     error        nothing is written
 
 An increment's "deleted_keys" remove keys of earlier sources. Where one source has a key twice, its last row counts.
+Keys that wait for admission go by the same rule, and wait no more where they have a row. What new rows begin with, and
+policies, are those of the last source that records them, with "first" of the first; the account says what differs.
 """
 
 from __future__ import annotations
@@ -37,16 +39,22 @@ from kvtools.row_mask import RowMask
 from kvtools.table_names import matching
 from kvtools.table_view import MaskedTable
 from kvtools.top_rows import sortable
+from kvtools.waiting_keys import WaitingKeys
 
 OnConflict = Literal["last", "first", "newest", "sum", "mean", "error"]
+CHANGED_KEYS = "-sparse_incr_keys"
+"""How DeepRec calls the numbers of the rows of a dense variable that an increment changes."""
 _KEY_ROWS = 1 << 18
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What became of the rows of a table: `conflicts` are keys that several sources have, `repeated` rows that their
-    own source replaces later, `deleted` rows that a later source's list of deleted keys removes, `gone` keys of such
-    rows that have no row left."""
+    """What became of the rows of a table.
+
+    `deleted` are rows that a later source's list of deleted keys removes, `gone` keys of such rows that have no row
+    left. Of the other rows `repeated` are those that their own source replaces later, and `conflicts` the keys that
+    then have rows in several sources.
+    """
 
     table: str
     sources: tuple[str, ...]
@@ -62,6 +70,9 @@ class MergedTable(MaskedTable):
     """The rows of a table, joined of others, that a mask keeps; with `others`, each combined with the rows of its key.
 
     `others[row]` is another row of the same key, which may have another one in turn; -1 ends the chain.
+
+    A key whose numbers add up to more than their type holds is a `BadInputError` where its row is read; frequencies
+    that do stay at the largest of their type, and are counted.
     """
 
     def __init__(self, source: TableReader, mask: RowMask, *, others: Array | None = None, mean: bool = False) -> None:
@@ -69,6 +80,12 @@ class MergedTable(MaskedTable):
         self._others = others
         self._mean = mean
         self._part_starts = np.cumsum([0, *source.schema.part_rows])
+        self._cut_freqs: dict[int, int] = {}  # by part, so that a part that is read again is not counted twice
+
+    @property
+    def cut_freqs(self) -> int:
+        """How many frequencies of the rows that `read_part` gave so far add up to more than their type holds."""
+        return sum(self._cut_freqs.values())
 
     def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
         """Yield the rows kept of one part, combined; see `TableReader.read_part`."""
@@ -77,66 +94,112 @@ class MergedTable(MaskedTable):
             return
         # A part of which no row is kept is read all the same: its rows are added to others by `take`, which checks no
         # checksums.
-        at = 0
+        at = cut = 0
         for chunk in self.source.read_part(part, columns, rows, verify):
             kept = np.flatnonzero(self.mask.get(part, at, len(chunk)))
             if len(kept):
-                yield self._combined(chunk.take(kept), self._part_starts[part] + at + kept, columns)
+                combined, over = self._combined(chunk.take(kept), self._part_starts[part] + at + kept, columns)
+                cut += over
+                yield combined
             at += len(chunk)
+        if columns.freqs:
+            self._cut_freqs[part] = cut
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers, combined; see `TableReader.take`."""
         numbers = self.mask.rows_of(rows)
-        return self._combined(self.source.take(numbers, columns), numbers, columns)
+        return self._combined(self.source.take(numbers, columns), numbers, columns)[0]
 
-    def _combined(self, chunk: Chunk, rows: Array, columns: Columns) -> Chunk:
+    def _combined(self, chunk: Chunk, rows: Array, columns: Columns) -> tuple[Chunk, int]:
+        """Return the rows with the others of their keys, and how many frequencies were cut."""
         if self._others is None:
-            return chunk
+            return chunk, 0
         following = self._others[rows]
         at = np.flatnonzero(following >= 0)
         if not len(at) or columns == KEYS:
-            return chunk
-        total = _Total(chunk)
+            return chunk, 0
+        total = _Total(self.schema.name, chunk)
         following = following[at]
         while len(at):
             total.add(at, self.source.take(following, columns))
             following = self._others[following]
             at, following = at[following >= 0], following[following >= 0]
-        return total.chunk(chunk, mean=self._mean)
+        return total.chunk(mean=self._mean), total.cut_freqs
 
 
 class _Total:
-    """Sums of a chunk's rows and other rows of their keys; counters are added up without running over."""
+    """Sums of a chunk's rows and other rows of their keys: of numbers that fit their type, or it is an error; counters
+    are added up without running over."""
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, table: str, chunk: Chunk) -> None:
+        self._table = table
+        self._like = chunk
         self._count = np.ones(len(chunk), np.int64)
         self._values = None if chunk.values is None else _widened(chunk.values)
         self._slots = {name: _widened(slot) for name, slot in chunk.slots.items()}
         self._freqs = None if chunk.freqs is None else chunk.freqs.copy()
         self._versions = None if chunk.versions is None else chunk.versions.copy()
+        self._cut = np.zeros(len(chunk), np.bool_)
+
+    @property
+    def cut_freqs(self) -> int:
+        """How many frequencies add up to more than their type holds."""
+        return int(np.count_nonzero(self._cut))
 
     def add(self, at: Array, other: Chunk) -> None:
+        """Add rows to those of these numbers, each of which is there once."""
         self._count[at] += 1
         if self._values is not None and other.values is not None:
-            self._values[at] += other.values
+            self._add("values", self._values, at, other.values)
         for name, slot in self._slots.items():
-            slot[at] += other.slots[name]
+            self._add(f"slot {name}", slot, at, other.slots[name])
         if self._freqs is not None and other.freqs is not None:
             here, room = self._freqs[at], np.iinfo(self._freqs.dtype).max - np.maximum(other.freqs, 0)
+            self._cut[at] |= here > room
             self._freqs[at] = np.minimum(here, room) + other.freqs
         if self._versions is not None and other.versions is not None:
             self._versions[at] = np.maximum(self._versions[at], other.versions)
 
-    def chunk(self, like: Chunk, *, mean: bool) -> Chunk:
-        def narrowed(total: Array, dtype: Any) -> Array:
-            return rounded(total / self._count[:, None] if mean else total, dtype.name)
-
+    def chunk(self, *, mean: bool) -> Chunk:
+        """Return the sums, or means, in the types of the rows; raises `BadInputError` for one that does not fit."""
+        values, slots = self._values, self._slots
         return dataclasses.replace(
-            like,
-            values=None if self._values is None or like.values is None else narrowed(self._values, like.values.dtype),
-            slots={name: narrowed(slot, like.slots[name].dtype) for name, slot in self._slots.items()},
+            self._like,
+            values=None if values is None else self._narrowed("values", values, self._like.values, mean),
+            slots={
+                name: self._narrowed(f"slot {name}", slot, self._like.slots[name], mean) for name, slot in slots.items()
+            },
             freqs=self._freqs,
             versions=self._versions,
+        )
+
+    def _add(self, column: str, total: Array, at: Array, rows: Array) -> None:
+        before, more = total[at], rows.astype(total.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            after = before + more
+        if total.dtype.kind == "i":
+            over = ((before ^ after) & (more ^ after)) < 0  # both have another sign than their sum
+        else:
+            over = np.isinf(after) & np.isfinite(before) & np.isfinite(more)
+        self._check(column, at, over, total.dtype)
+        total[at] = after
+
+    def _narrowed(self, column: str, total: Array, like: Array | None, mean: bool) -> Array:
+        assert like is not None
+        if mean:
+            total = total / self._count[:, None]
+        result = rounded(total, like.dtype.name)
+        over = result != total if total.dtype.kind == "i" else np.isinf(result.astype(total.dtype)) & np.isfinite(total)
+        self._check(column, np.arange(len(total)), over, like.dtype)
+        return result
+
+    def _check(self, column: str, at: Array, over: Array, dtype: np.dtype[Any]) -> None:
+        if not over.any():
+            return
+        key = self._like.keys[at[np.flatnonzero(over.any(axis=1))[0]]]
+        raise BadInputError(
+            f"adding up rows of table '{self._table}': the {column} of key {key} add up to a number that {dtype.name}"
+            " does not hold; cast to a wider type first, see `kvtools cast`, or choose another rule than sum"
         )
 
 
@@ -149,6 +212,7 @@ def merge_tables(
     common: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
+    wait: bool = True,
 ) -> tuple[MergedTable, Merged]:
     """Return tables as one table `name`, with each key once.
 
@@ -160,6 +224,7 @@ def merge_tables(
         common: leave out slots and counters that not all have, instead of refusing.
         memory: bytes to stay within; what needs more goes to temporary files.
         progress: called as keys are read.
+        wait: join the keys that wait for admission, too; without, the whole has none.
 
     Raises:
         BadInputError: the tables do not agree, "newest" without versions, or "error" and a key that several have.
@@ -171,7 +236,7 @@ def merge_tables(
         table, merged = merge_tables("emb", [base, increment], ["full.ckpt", "incr.ckpt"])
         ```
     """
-    joined = JoinedTable(name, sources, labels, common=common)
+    joined = JoinedTable(name, sources, labels, common=common, first=on_conflict == "first")
     if on_conflict == "newest" and not joined.schema.has_versions:
         raise BadInputError(
             f"merging into table '{name}': not all of its sources have versions; use --on-conflict last"
@@ -187,12 +252,16 @@ def merge_tables(
     counts = np.zeros(4, np.int64)
     deleted = [_deleted_keys(source, joined.key_dtype) for source in joined.sources]
     delete_starts = np.cumsum([0, *map(len, deleted)])
+    waiting = WaitingKeys(name, joined.sources if wait else (), labels, on_conflict, joined.key_dtype, deleted)
     total = joined.rows + int(delete_starts[-1])
     for keys, removed in sorted_buckets([_keys(joined, progress), deleted], total, memory=memory):
         bucket = _Bucket(keys.keys, keys.rows, joined.source_of(keys.rows))
         counts[[0, 3]] += bucket.delete(mask, removed, delete_starts)
         counts[1] += bucket.drop_repeated(mask)
         counts[2] += bucket.resolve_conflicts(mask, joined, on_conflict, versions, others)
+        if len(waiting):
+            waiting.have_rows(bucket.keys, bucket.sources)
+    joined.set_waiting(waiting.extras())
     table = MergedTable(joined, mask, others=others, mean=on_conflict == "mean")
     return table, Merged(
         table=name,
@@ -322,6 +391,7 @@ def merge(
     to = to or checkpoints[0].dialect
     output = output_of(output, to, checkpoints)
     check_output(output, to, force=options.force)
+    _check_changed_rows(checkpoints)
     groups = _groups(checkpoints, tables, into)
     preferred = checkpoints if on_conflict == "first" else checkpoints[::-1]
     graph = next((one for one in preferred if one.bookkeeping and one.dialect == to), None)
@@ -347,7 +417,9 @@ def merge(
         result.append(table)
         merged.append(account)
         wanted[name] = parts or found[0][1].parts
-        left_out[name] = _not_common(table.schema, [source.schema for _, source in found])
+        joined = table.source
+        assert isinstance(joined, JoinedTable)
+        left_out[name] = (*_not_common(table.schema, [source.schema for _, source in found]), *joined.differences())
     used = {table.schema.name for found in groups.values() for _, table in found}
     for name in dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.tables):
         if name in used:
@@ -368,10 +440,18 @@ def merge(
         progress=progress,
     )
     told = tuple(
-        dataclasses.replace(table, losses=left_out.get(reader.schema.name, ()) + table.losses)
+        dataclasses.replace(table, losses=(*left_out.get(reader.schema.name, ()), *table.losses, *_cut(reader)))
         for table, reader in zip(written.tables, result, strict=True)
     )
     return dataclasses.replace(written, tables=told), merged
+
+
+def _cut(table: TableReader) -> tuple[str, ...]:
+    """Say how many frequencies of a table that was read were cut."""
+    if not isinstance(table, MergedTable) or not table.cut_freqs:
+        return ()
+    what = f"{table.cut_freqs:,} frequencies add up" if table.cut_freqs > 1 else "1 frequency adds up"
+    return (f"{what} to more than {table.schema.freq_dtype} holds: the largest that it has was written",)
 
 
 def _not_common(schema: TableSchema, sources: Sequence[TableSchema]) -> tuple[str, ...]:
@@ -404,6 +484,23 @@ def _groups(
         found = [(ckpt, ckpt.tables[name]) for ckpt in checkpoints for name in names if name in ckpt.tables]
         return {into: found}
     return {name: [(ckpt, ckpt.tables[name]) for ckpt in checkpoints if name in ckpt.tables] for name in names}
+
+
+def _check_changed_rows(checkpoints: Sequence[Checkpoint]) -> None:
+    """Raise `BadInputError` where increments of DeepRec have rows that changed of one dense variable: of these a merged
+    one would have the last list alone."""
+    having: dict[str, Checkpoint] = {}
+    for checkpoint in checkpoints:
+        for variable in checkpoint.variables:
+            name = variable.name.removesuffix(CHANGED_KEYS)
+            if name == variable.name:
+                continue
+            if name in having:
+                raise BadInputError(
+                    f"merging '{having[name].path}' and '{checkpoint.path}': both are increments with changed rows of"
+                    f" the dense variable '{name}'; put them into their full checkpoint, see `kvtools apply`"
+                )
+            having[name] = checkpoint
 
 
 def _placed(

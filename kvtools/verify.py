@@ -32,6 +32,7 @@ from kvtools.key_join import sorted_buckets
 from kvtools.partition import owners
 from kvtools.remote.paths import shown_path
 from kvtools.url_password import without_password
+from kvtools.waiting_keys import KEYS as WAITING
 
 _KEY_ROWS = 1 << 18
 _FEW = 5
@@ -472,20 +473,49 @@ def _describe(table: str, reader: TableReader, kind: tuple[str, str], rows: _Row
 
 
 def _repeated_keys(reader: TableReader, memory: int) -> list[Finding]:
-    """Find keys that stand in more than one row."""
+    """Find keys that stand in more than one row, or that have a row and wait for admission all the same."""
     count, repeated = 0, np.empty(0, reader.key_dtype)
+    waiting, admitted = _waiting_keys(reader), np.empty(0, reader.key_dtype)
     for keys in _sorted_keys(reader, memory):
+        if len(waiting):
+            at = np.minimum(np.searchsorted(waiting, keys), len(waiting) - 1)
+            admitted = np.union1d(admitted, keys[waiting[at] == keys])
         same = keys[1:] == keys[:-1]
         if same.any():
             count += int(np.count_nonzero(same))
             repeated = np.unique(np.concatenate([repeated, keys[1:][same]]))[: _FEW + 1]
+    findings = []
+    if len(admitted):
+        rows = (
+            f"{len(admitted):,} keys wait for admission and have"
+            if len(admitted) > 1
+            else "1 key waits for admission and has"
+        )
+        message = f"{rows} a row ({_few_of(admitted)}); a restore drops these counts"
+        findings.append(Finding("warning", "waiting-keys", reader.schema.name, message))
     if not count:
-        return []
-    few = "keys " * (len(repeated) > 1) or "key "
-    few += ", ".join(map(str, repeated[:_FEW].tolist())) + (", ..." if len(repeated) > _FEW else "")
+        return findings
+    few = _few_of(repeated)
     rows = f"{count:,} rows repeat" if count > 1 else "1 row repeats"
     message = f"{rows} a key of an earlier row ({few}); a table keeps one row of a key: merge them, see `kvtools merge`"
-    return [Finding("error", "duplicate-keys", reader.schema.name, message)]
+    return [*findings, Finding("error", "duplicate-keys", reader.schema.name, message)]
+
+
+def _few_of(keys: Array) -> str:
+    few = "keys " * (len(keys) > 1) or "key "
+    return few + ", ".join(map(str, keys[:_FEW].tolist())) + (", ..." if len(keys) > _FEW else "")
+
+
+def _waiting_keys(reader: TableReader) -> Array:
+    """Return the keys that wait for admission, sorted, each once; none where they cannot be read, which is told of all
+    extra arrays."""
+    try:
+        if any(extra.name == WAITING for extra in reader.schema.extras):
+            waiting: Array = np.unique(reader.extra(WAITING).astype(reader.key_dtype, copy=False))
+            return waiting
+    except KvtoolsError:
+        pass
+    return np.empty(0, reader.key_dtype)
 
 
 def _sorted_keys(reader: TableReader, memory: int) -> Iterator[Array]:

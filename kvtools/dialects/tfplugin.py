@@ -490,7 +490,7 @@ class _TableWriter(BundleTableWriter):
         elif name == "filtered_keys":
             self._pending_keys = self._as_keys(name, array)
         elif name == "filtered_freqs":
-            self._pending_counts = array.astype(np.uint32, copy=False)
+            self._pending_counts = np.clip(array.astype(np.int64), 0, 2**32 - 1).astype(np.uint32)
         else:
             super().extra(name, array)
 

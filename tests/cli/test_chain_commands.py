@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvtools import chain
 from kvtools.chain_increment import increment_of, write_member
 from kvtools.cli.main import main
+from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
 
 from ..kvtools.chain_files import CHAIN, ChainWriter, Rows, dense, row, rows_of, table_of
@@ -174,8 +176,73 @@ def test_merge_and_apply_make_the_full_checkpoint(
     said(capsys, *into)
     assert sorted(rows_of(open_checkpoint(tmp_path / "into").table("x"))) == sorted(THIRD)
     sum_of = ("merge", train / "ckpt-1", train / "ckpt-2.delta", tmp_path / "no", "--on-conflict", "sum")
-    assert "kvtools apply" in said(capsys, *sum_of, status=2)
+    text = said(capsys, *sum_of, status=2)
+    assert "leave --on-conflict, --slots, --table and --into out" in text and "kvtools apply" in text
     assert not list(tmp_path.glob("no*"))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_what_merge_counts_of_a_chain(tmp_path: Path, capsys: pytest.CaptureFixture[str], parts: int) -> None:
+    """Against the keys and the lists of keys that went as they lie in the files of each member."""
+    rng = np.random.default_rng(parts)
+    train = tmp_path / "train"
+    train.mkdir()
+    writer = ChainWriter(train)
+    prefixes = []
+    for _ in range(5):
+        rows = {int(key): row(int(rng.integers(9))) for key in rng.choice(60, 40, replace=False)}
+        tables = {"emb": table_of(rows, parts=parts)}
+        prefixes.append(writer.delta(tables) if writer.number else writer.full(tables))
+
+    def tensor(prefix: Path, name: str) -> Any:
+        bundle = Bundle(prefix)
+        found = [bundle.tensor(one).read() for one in bundle.entries if one.endswith(name)]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    keys = [tensor(prefix, "-keys") for prefix in prefixes]
+    removed = [tensor(prefix, "-removed") for prefix in prefixes]
+    # A row stays in the count unless a later member says that its key went.
+    left = [
+        mine[~np.isin(mine, np.concatenate([np.empty(0, np.int64), *removed[number + 1 :]]))]
+        for number, mine in enumerate(keys)
+    ]
+    there, times = np.unique(np.concatenate(left), return_counts=True)
+    several = int(np.count_nonzero(times > 1))
+    read, live = sum(map(len, keys)), sum(map(len, left))
+    gone = len(np.setdiff1d(np.concatenate(keys), there))
+    naive = int(np.count_nonzero(np.unique(np.concatenate(keys), return_counts=True)[1] > 1))
+    assert 0 < several < naive and read - live > gone > 0
+    (merged,) = told(capsys, "merge", train, tmp_path / "json")["merged"]
+    assert len(merged.pop("sources")) == 5
+    assert merged == {
+        "table": "emb",
+        "rows_read": read,
+        "rows": len(there),
+        "conflicts": several,
+        "repeated": 0,
+        "deleted": read - live,
+        "gone": gone,
+    }
+    head, line = said(capsys, "merge", train, tmp_path / "text").splitlines()[:2]
+    assert head.split("  ")[0] == "merged table" and "keys in several" in head
+    assert list(map(int, line.split()[1:])) == [5, read, len(there), several, 0, read - live, gone]
+
+
+def test_increments_of_a_chain_without_their_full_checkpoint(
+    train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = train / "ckpt-2.delta", train / "ckpt-3.delta"
+    for paths in ((first, second), (first, second, train / "ckpt-1"), (train / "ckpt-1", first, train / "ckpt-1")):
+        text = " ".join(said(capsys, "merge", *paths, tmp_path / "no", status=2).split())
+        names = ", ".join(f"'{path}'" for path in paths)
+        assert f"merging {names}: '{first}' is an increment of a chain, which goes after the full checkpoint" in text
+        assert "name that first, and increments alone after it" in text and "[" not in text
+    assert not list(tmp_path.glob("no*"))
+    # What it names: one increment of several.
+    said(capsys, "apply", train / "ckpt-1", first, second, tmp_path / "later")
+    said(capsys, "diff", train / "ckpt-1", tmp_path / "later", tmp_path / "both.delta", "--output", "delta")
+    said(capsys, "apply", train / "ckpt-1", tmp_path / "both.delta", tmp_path / "again")
+    assert rows_of(open_checkpoint(tmp_path / "again").table("emb")) == THIRD
 
 
 def test_diff_writes_an_increment(train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import ExtraSchema
+from kvtools.diff import compare_tables
 from kvtools.errors import BadInputError, KvtoolsError, UsageError
 from kvtools.server.store import TableStore
 from kvtools.table_view import TableView
@@ -67,7 +68,8 @@ def test_a_merged_chain_has_all_that_training_saves(tmp_path: Path, parts: int) 
     account, (merged,) = merge_chain(tmp_path, tmp_path / "out")
     assert account.lossless and merged.rows == 4
     expected, bundle = ChainWriter(tmp_path, name="whole"), Bundle(tmp_path / "out")
-    whole = Bundle(expected.full({"emb": table_of(THIRD, parts=parts, pending={11: 2})}, bias=3))
+    trained = expected.full({"emb": table_of(THIRD, parts=parts, pending={11: 2})}, bias=3)
+    whole = Bundle(trained)
     assert bundle.entries.keys() == whole.entries.keys()
     for name, entry in whole.entries.items():
         if name.endswith("-kvmeta"):
@@ -75,6 +77,7 @@ def test_a_merged_chain_has_all_that_training_saves(tmp_path: Path, parts: int) 
         elif entry.dtype != 7:
             assert bundle.tensor(name).shape == whole.tensor(name).shape
     assert rows_of(open_checkpoint(tmp_path / "out").table("emb")) == THIRD
+    assert compare_tables(open_checkpoint(tmp_path / "out").table("emb"), open_checkpoint(trained).table("emb")).same
     record = chain.record_of(chain.Member(3, "full", tmp_path / "out"))
     assert record is not None and record.previous == chain.Previous(3, chain.fingerprint(tmp_path / "ckpt-3.delta"))
     prefixes = {name.removesuffix("-kvmeta") for name in whole.entries if name.endswith("-kvmeta")}

@@ -203,6 +203,59 @@ def test_arrays_beside_the_rows() -> None:
     assert compare_tables(with_extra({"blacklist": np.empty(0)}), with_extra({})).same
 
 
+def bounded(keys: Any, scores: dict[int, int], orders: dict[int, int], parts: int) -> ArrayTable:
+    """A table with a capacity: `scores` and `orders` by key, in the rows' order, part after part."""
+    keys = np.asarray(keys, np.int64)
+    a = ArrayTable(keys, (keys % 7)[:, None] * np.ones((1, 2)), parts)
+    extras = {
+        f"{name}_{part}": np.array([by_key[int(key)] for key in keys[a.ends[part] : a.ends[part + 1]]], np.uint64)
+        for name, by_key in (("eviction_scores", scores), ("eviction_orders", orders))
+        for part in range(parts)
+    }
+    return ArrayTable(a.columns.keys, a.columns.values, parts, extras=extras)
+
+
+@pytest.mark.parametrize("memory", [1 << 10, 1 << 30], ids=["spilling", "in memory"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_eviction_scores_and_orders_are_compared_by_key(parts: int, memory: int) -> None:
+    rng = np.random.default_rng(3)
+    keys = rng.permutation(2000) - 1000
+    scores = {int(key): int(score) for key, score in zip(keys, rng.integers(0, 2**63, len(keys)), strict=True)}
+    orders = {int(key): number + 1 for number, key in enumerate(keys)}
+    a = bounded(keys, scores, orders, parts)
+
+    def compared(keys: Any, scores: dict[int, int], orders: dict[int, int], parts: int = parts) -> Any:
+        return compare_tables(a, bounded(keys, scores, orders, parts), memory=memory)
+
+    # The same by key, in any order of rows.
+    assert compared(keys, scores, orders).same and compared(rng.permutation(keys), scores, orders).same
+    # Two keys that traded scores: the same numbers in the same places, where these rows trade places, too.
+    x, y = int(keys[3]), int(keys[-5])
+    traded = {**scores, x: scores[y], y: scores[x]}
+    swapped = keys.copy()
+    swapped[[3, -5]] = y, x
+    for where in (keys, swapped):
+        diff = compared(where, traded, orders)
+        assert (diff.changed, diff.unchanged, diff.extras, diff.same) == (2, len(keys) - 2, (), False)
+        assert diff.columns["eviction_scores"].changed == 2 and diff.columns["eviction_orders"].changed == 0
+        assert diff.columns["eviction_scores"].max_change == abs(float(scores[x]) - float(scores[y]))
+    assert compared(keys, scores, {**orders, x: 5000}).columns["eviction_orders"].changed == 1
+    # Keys of one side alone are no change of a row.
+    diff = compared(keys[:-1], scores, orders)
+    assert (diff.removed, diff.changed) == (1, 0)
+    # Orders are of a part: with another number of parts they are not compared, and scores are.
+    assert compared(keys, scores, dict.fromkeys(orders, 1), parts + 1).same
+    assert compared(keys, traded, orders, parts + 1).changed == 2
+
+
+def test_scores_of_one_table_alone_are_a_column_of_it() -> None:
+    a = bounded([3, 4], {3: 1, 4: 2}, {3: 1, 4: 2}, 2)
+    without = ArrayTable([3, 4], a.columns.values, 2)
+    diff = compare_tables(a, without)
+    assert diff.only_in_a == ("eviction_scores", "eviction_orders") and diff.same_rows and not diff.same
+    assert compare_tables(without, a).only_in_b == diff.only_in_a
+
+
 def test_movers_are_the_furthest_of_all_parts() -> None:
     a = ArrayTable(np.arange(100), np.zeros((100, 1)), parts=3)
     b = ArrayTable(np.arange(100), (np.arange(100) * 7 % 100)[:, None] * 1.0, parts=3)

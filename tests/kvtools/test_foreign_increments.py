@@ -15,6 +15,7 @@ from kvtools.cli.main import main
 from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, KvtoolsError
 from kvtools.export import export_saved_model
 from kvtools.migrate import plan_tables
@@ -82,6 +83,30 @@ def test_merge_takes_a_base_and_its_deltas_so(save_plain: Save, tmp_path: Path) 
     paths = [str(path) for path in save_tfplus(save_plain, tmp_path)]
     assert main(["merge", *paths, str(tmp_path / "out")]) == 0
     assert values_of(open_checkpoint(tmp_path / "out").table("emb")) == {1: 1, 2: 20, 3: 300, 6: 60}
+
+
+def test_increments_merged_without_a_base_are_an_increment(save_plain: Save, tmp_path: Path) -> None:
+    base, first, second = save_tfplus(save_plain, tmp_path)
+    both = tmp_path / "both-120"
+    assert main(["merge", str(first), str(second), str(both)]) == 0
+    table = open_checkpoint(both, OpenOptions(increments=True)).table("emb")
+    assert table.schema.metadata["increment"] and sorted(table.extra("deleted_keys").tolist()) == [3, 5, 7]
+    apply_increments(base, [both], tmp_path / "out")
+    assert values_of(open_checkpoint(tmp_path / "out").table("emb")) == {1: 1, 2: 20, 3: 300, 6: 60}
+
+
+def test_increments_of_deeprec_that_change_rows_of_one_dense_variable(
+    save_plain: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = []
+    for number, more in enumerate(({}, {"w-sparse_incr_keys": np.array([3])}, {"w-sparse_incr_keys": np.array([0])})):
+        rows = {"w-sparse_incr_values": np.float32([[70, 71]])} if more else {}
+        name = f"incr.ckpt-{110 + number}"
+        paths.append(str(save_plain(tmp_path / name, {**deeprec_increment("emb/part_0", [4]), **more, **rows})))
+    assert main(["merge", *paths, str(tmp_path / "out")]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "both are increments with changed rows of the dense variable 'w'" in said and not list(tmp_path.glob("out*"))
+    assert main(["merge", *paths[:2], str(tmp_path / "out")]) == 0
 
 
 def test_disorder_and_what_is_no_increment_are_refused(save_plain: Save, tmp_path: Path) -> None:

@@ -156,8 +156,8 @@ def test_filtered_keys_stay_in_step_with_their_counters() -> None:
     one = make(0, 1, keys=[1], extras={"filtered_keys": np.array([7, 8]), "filtered_freqs": np.array([1, 2])})
     two = make(0, 2, keys=[2], extras={"filtered_keys": np.array([9])})
     merged, _ = merge_tables("emb", [two, one], list("ba"))
-    assert merged.extra("filtered_keys").tolist() == [9, 7, 8]
-    assert merged.extra("filtered_freqs").tolist() == [0, 1, 2]
+    assert merged.extra("filtered_keys").tolist() == [7, 8, 9]
+    assert merged.extra("filtered_freqs").tolist() == [1, 2, 0]
     assert {extra.name: extra.shape for extra in merged.schema.extras} == {
         "filtered_keys": (3,),
         "filtered_freqs": (3,),
@@ -284,3 +284,184 @@ def test_rows_that_are_only_added_to_others_are_checked_too(
     with pytest.raises(CorruptFileError, match="checksum mismatch"):
         merge([open_checkpoint(tmp_path / "damaged"), other], tmp_path / "b", on_conflict=on_conflict)
     assert not (tmp_path / "b.index").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers", "column"),
+    [
+        (np.float16, (60000, 60000), "values"),
+        (np.float16, (-60000, -60000), "slot m"),
+        (ml_dtypes.bfloat16, (3e38, 3e38), "values"),
+        (np.float32, (3e38, 3e38), "values"),
+        (np.float64, (1.7e308, 1.7e308), "values"),
+        (np.int8, (100, 100), "values"),
+        (np.int8, (-100, -100), "slot m"),
+        (np.int32, (2**31 - 1, 1), "values"),
+        (np.int64, (-(2**63), -1), "values"),
+        (np.int64, (2**62, 2**62), "slot m"),
+    ],
+)
+def test_a_sum_that_its_type_does_not_hold_is_an_error(dtype: Any, numbers: tuple[Any, Any], column: str) -> None:
+    def table(number: Any) -> ArrayTable:
+        large, small = np.array([[1, 1], [1, number]]).astype(dtype), np.ones((2, 2), dtype)
+        of_values = column == "values"
+        slots = {"m": small if of_values else large}
+        return ArrayTable("emb", np.array([7, -5]), large if of_values else small, slots=slots)
+
+    merged, _ = merge_tables("emb", [table(numbers[0]), table(numbers[1])], ["a", "b"], on_conflict="sum")
+    message = rf"table 'emb': the {column} of key -5 add up to a number that {np.dtype(dtype).name} does not hold; cast"
+    with pytest.raises(BadInputError, match=message):
+        list(merged.chunks())
+    with pytest.raises(BadInputError, match=message):
+        merged.take(np.arange(2), ALL_COLUMNS)
+
+
+def test_a_sum_of_numbers_that_were_infinite_is_infinite() -> None:
+    one = ArrayTable("emb", np.arange(3), np.float16([[np.inf], [-np.inf], [np.nan]]))
+    two = ArrayTable("emb", np.arange(3), np.float16([[1], [np.inf], [1]]))
+    merged, _ = merge_tables("emb", [one, two], ["a", "b"], on_conflict="sum")
+    (chunk,) = merged.chunks()
+    assert chunk.values.ravel().tolist()[0] == np.inf and np.isnan(chunk.values[1:]).all()
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_frequencies_that_are_cut_are_counted(tmp_path: Path, dry_run: bool) -> None:
+    largest = 2**32 - 1
+    counts = [[largest, 1, largest - 1, 7], [1, 2, 1, largest], [5, 3, 0, largest]]
+    tables = [
+        ArrayTable("emb", np.array([4, 1, 2, 9]), np.ones((4, 1), np.float32), freqs=np.array(freqs, np.uint32))
+        for freqs in counts
+    ]
+    sources = [Checkpoint(tmp_path / str(number), "tfplugin", {"emb": one}) for number, one in enumerate(tables)]
+    total = np.sum(counts, axis=0)
+    for on_conflict in ("sum", "mean", "last"):
+        options = WriteOptions(dry_run=dry_run)
+        account, _ = merge(sources, tmp_path / on_conflict, on_conflict=on_conflict, parts=2, options=options)  # type: ignore[arg-type]
+        cut = int((total > largest).sum()) if on_conflict != "last" else 0
+        told = ("2 frequencies add up to more than uint32 holds: the largest that it has was written",)
+        assert cut in (0, 2) and account.lossless == (not cut)
+        assert account.tables[0].losses == (told if cut else ())
+        if cut and not dry_run:
+            rows = rows_of(open_checkpoint(tmp_path / on_conflict).table("emb"))
+            expected = dict(zip([4, 1, 2, 9], np.minimum(total, largest).tolist(), strict=True))
+            assert {key: row["freq"] for key, row in rows.items()} == expected
+
+
+def waiting(keys: Any, counts: dict[int, tuple[int, int]], dtype: Any = np.uint32) -> ArrayTable:
+    """A table of these keys, and of keys that wait with a count and a version each."""
+    extras = {
+        "filtered_keys": np.array(list(counts), np.int64),
+        "filtered_freqs": np.array([count for count, _ in counts.values()], dtype),
+        "filtered_versions": np.array([version for _, version in counts.values()], np.int64),
+    }
+    return make(0, 1, keys=keys, extras=extras)
+
+
+@pytest.mark.parametrize("memory", [1 << 10, 1 << 30], ids=["spilling", "in memory"])
+@pytest.mark.parametrize("on_conflict", ["last", "first", "newest", "sum", "mean"])
+def test_keys_wait_once_by_the_rule_and_not_where_they_have_a_row(on_conflict: Any, memory: int) -> None:
+    rng = np.random.default_rng(5)
+    tables, told = [], []
+    for _ in range(3):
+        keys = rng.permutation(3000)
+        rows, others = keys[:900], keys[900:1500].tolist()
+        counts = {key: (int(rng.integers(1, 9)), int(rng.integers(0, 4))) for key in others}
+        tables.append(waiting(rows, counts))
+        told.append((set(rows.tolist()), counts))
+    merged, _ = merge_tables("emb", tables, list("abc"), on_conflict=on_conflict, memory=memory)
+    expected: dict[int, list[tuple[int, int]]] = {}
+    for _, counts in told:
+        for key, count in counts.items():
+            expected.setdefault(key, []).append(count)
+    choose = {
+        "last": lambda found: found[-1],
+        "first": lambda found: found[0],
+        "newest": lambda found: max(enumerate(found), key=lambda one: (one[1][1], one[0]))[1],
+    }
+    added = lambda found: (sum(count for count, _ in found), max(version for _, version in found))  # noqa: E731
+    with_rows = set.union(*(rows for rows, _ in told))
+    whole = {key: choose.get(on_conflict, added)(found) for key, found in expected.items() if key not in with_rows}
+    names = ("filtered_keys", "filtered_freqs", "filtered_versions")
+    keys, freqs, versions = (merged.extra(name).tolist() for name in names)
+    assert len(keys) == len(whole) > 100
+    assert dict(zip(keys, zip(freqs, versions, strict=True), strict=True)) == whole
+    assert {extra.name: extra.shape for extra in merged.schema.extras} == dict.fromkeys(names, (len(whole),))
+
+
+def test_waiting_keys_at_the_edges() -> None:
+    largest = 2**32 - 1
+    one, two = waiting([1], {7: (largest - 1, 0), 8: (largest, 0)}), waiting([2], {7: (1, 0), 8: (2, 0)})
+    merged, _ = merge_tables("emb", [one, two], ["a", "b"], on_conflict="sum")
+    assert merged.extra("filtered_freqs").tolist() == [largest, largest]
+    with pytest.raises(BadInputError, match="key 7 waits for admission in a and waits for admission in b; choose"):
+        merge_tables("emb", [one, two], ["a", "b"], on_conflict="error")
+    with pytest.raises(BadInputError, match="key 2 has a row in a and waits for admission in b; choose"):
+        merge_tables("emb", [make(0, 1, keys=[2]), waiting([3], {2: (1, 0)})], ["a", "b"], on_conflict="error")
+    merged, _ = merge_tables(
+        "emb", [waiting([1], {2: (1, 0)}), waiting([3], {4: (1, 0)})], ["a", "b"], on_conflict="error"
+    )
+    assert merged.extra("filtered_keys").tolist() == [2, 4]
+    # A key that a later increment deletes waits no more; one that waits in the increment itself does.
+    increment = waiting([5], {4: (2, 0)})
+    deleted = make(0, 1, keys=[5], extras={**increment._extras, "deleted_keys": np.array([4, 7])})
+    merged, _ = merge_tables("emb", [one, deleted], ["a", "b"])
+    assert merged.extra("filtered_keys").tolist() == [4, 8]
+
+
+def described(path: Path, dialect: str = "tfplugin", **metadata: Any) -> Checkpoint:
+    keys = [sum(path.name.encode())]
+    return Checkpoint(path, dialect, {"emb": make(0, 1, keys=keys, metadata=metadata)})
+
+
+def test_what_sources_record_differently_is_told(tmp_path: Path) -> None:
+    """Of new rows and policies the last source's are taken, with "first" the first's, as dense variables are."""
+    half, uniform = {"kind": "constant", "a": 0.5, "seed": 1}, {"kind": "uniform", "a": -1.0, "b": 1.0, "seed": 9}
+    top = {"policy": "keep_top", "rows": 10, "by": "frequency"}
+    admission = [{"kind": "count", "enter_threshold": n, "below": "initial"} for n in (3, 9)]
+    slots = [{"m": {"init": "constant", "constant": number}} for number in (0.0, 0.1)]
+    a = described(
+        tmp_path / "a", initializer=half, policies={"admission": admission[0], "expiry": [top]}, slots=slots[0]
+    )
+    b = described(
+        tmp_path / "b", initializer=uniform, policies={"admission": admission[1], "padding_key": 0, "expiry": [top]},
+        slots=slots[1],
+    )  # fmt: skip
+    for on_conflict, taken, source in (("last", 1, "b"), ("sum", 1, "b"), ("first", 0, "a")):
+        account, _ = merge([a, b], tmp_path / on_conflict, on_conflict=on_conflict)  # type: ignore[arg-type]
+        (losses,) = (one.losses for one in account.tables)
+        end = f"that of '{tmp_path / source}' was taken"
+        assert not account.lossless and len(losses) == 4 and all(loss.endswith(end) for loss in losses)
+        found = "; ".join(losses).replace(str(tmp_path), "")
+        assert "the initializer of new rows: {" in found and "\"seed\": 9} in '/b'" in found
+        assert "what slot m of new rows begins as: 0.0 in '/a', 0.1 in '/b'" in found
+        assert '"enter_threshold": 3, "kind": "count"} in \'/a\', {' in found
+        assert "the policy padding_key: none in '/a', 0 in '/b'" in found
+        metadata = open_checkpoint(tmp_path / on_conflict).table("emb").schema.metadata
+        assert metadata["initializer"] == (half, uniform)[taken]
+        assert metadata["policies"]["admission"] == admission[taken]
+        assert metadata["policies"]["expiry"] == [top]  # of the one part that both have
+        assert metadata["policies"].get("padding_key") == (None, 0)[taken]
+        assert metadata["slots"]["m"]["constant"] == (0.0, 0.1)[taken]
+    same, _ = merge([a, described(tmp_path / "c", **a.tables["emb"].schema.metadata)], tmp_path / "same")
+    assert same.lossless
+    # What a source does not record does not differ.
+    other, _ = merge([described(tmp_path / "d"), a], tmp_path / "other")
+    assert other.lossless
+    record = open_checkpoint(tmp_path / "other").table("emb").schema.metadata
+    assert record["initializer"] == half and record["policies"]["admission"] == admission[0]
+
+
+def test_initial_values_go_with_the_initializer(tmp_path: Path) -> None:
+    def table(name: str, number: float) -> Checkpoint:
+        values = np.full((4, 3), number, np.float32)
+        rows = make(
+            0, 1, keys=[1], metadata={"initializer": {"kind": "rows", "seed": 1}}, extras={"initial_values": values}
+        )
+        return Checkpoint(tmp_path / name, "tfplugin", {"emb": rows})
+
+    for on_conflict, number in (("last", 2), ("first", 1)):
+        account, _ = merge([table("a", 1), table("b", 2)], tmp_path / on_conflict, on_conflict=on_conflict)  # type: ignore[arg-type]
+        assert (open_checkpoint(tmp_path / on_conflict).table("emb").extra("initial_values") == number).all()
+        (loss,) = account.tables[0].losses
+        assert loss.startswith("initial values of new rows: they differ in") and "those of" in loss
+    assert merge([table("a", 1), table("b", 1)], tmp_path / "same")[0].lossless

@@ -250,15 +250,18 @@ def test_a_merge_takes_the_largest_step_and_joins_filters(
 ) -> None:
     one = with_policies(make_sample("emb", rows=40), table_tensors, 2, [7, 9])
     two = with_policies(make_sample("emb", rows=9), table_tensors, 1, [12], seed=1)
+    record = json.loads(two["emb-kvmeta"])
+    record["policies"]["expiry"][1]["rows"] = 20  # as many as both parts of the other keep
+    two["emb-kvmeta"] = json.dumps(record)
     sources = [open_checkpoint(save_plain(tmp_path / name, tensors)) for name, tensors in (("a", one), ("b", two))]
     account, _ = merge(sources, tmp_path / "c")
     assert account.lossless
     assert [record["step"] for record in records_of(tmp_path / "c", 2)] == [12, 12]
+    assert [record["expiry"] for record in records_of(tmp_path / "c", 2)] == [POLICIES["expiry"]] * 2
     merged = open_checkpoint(tmp_path / "c").table("emb")
     filters = [merged.extra(extra.name).tobytes() for extra in merged.schema.extras]
     assert filters == [largest_cells({**{f"1{k}": v for k, v in one.items()}, **two})] * 2
 
-    record = json.loads(two["emb-kvmeta"])
     record["policies"]["admission"]["error"] = 0.2
     other = open_checkpoint(save_plain(tmp_path / "d", {**two, "emb-kvmeta": json.dumps(record)}))
     account, _ = merge([sources[0], other], tmp_path / "e")

@@ -93,6 +93,30 @@ def test_every_key_is_legal(key_dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("memory", [1 << 30, 1 << 12])
+@pytest.mark.parametrize("key_dtype", [np.int64, np.uint64])
+def test_keys_that_wait_and_have_a_row(key_dtype: Any, memory: int) -> None:
+    keys = np.random.default_rng(1).permutation(5000).astype(key_dtype)
+
+    def findings(waiting: list[int]) -> list[tuple[str, str, str]]:
+        extras = {
+            "filtered_keys": np.array(waiting, key_dtype),
+            "filtered_freqs": np.ones(len(waiting), np.uint32),
+        }
+        values = np.ones((len(keys), 2), np.float32)
+        return found(kvtools.table_from_arrays("emb", keys, values, parts=2, extras=extras), memory=memory)
+
+    assert findings([5000, 6000]) == findings([]) == []
+    (one,) = findings([5000, 17, 6000])
+    assert one == (
+        "warning",
+        "waiting-keys",
+        "1 key waits for admission and has a row (key 17); a restore drops these counts",
+    )
+    (several,) = findings([4999, 7, 5001, 17, 3, 2, 0])
+    assert several[2].startswith("6 keys wait for admission and have a row (keys 0, 2, 3, 7, 17, ...)")
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 1 << 12])
 def test_keys_that_stand_twice(memory: int) -> None:
     keys = np.arange(5000)
     keys[[100, 4000, 4999]] = [7, 7, -1]

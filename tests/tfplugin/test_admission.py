@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfplugin
+from kvtools.cli.main import main
 from tfplugin.policies import BloomAdmission, CountAdmission, Policies, ProbabilityAdmission
 
 v1 = tf.compat.v1
@@ -393,6 +394,22 @@ def test_a_saver_keeps_counts_and_policies(session, tmp_path):
         "admission": {"kind": "count", "enter_threshold": 2, "below": "initial"},
         "padding_key": 5,
     }
+
+
+def test_counts_of_merged_checkpoints_go_on(tmp_path):
+    """Counts are added up; one that reaches the threshold makes its row at the next lookup, with that frequency."""
+    paths = []
+    for name, ids in (("a", [1, 2, 2, 3, 3, 3]), ("b", [1, 2, 2, 3, 4, 4, 4])):
+        v = tfplugin.get_kv_variable("v", 2, admission=CountAdmission(3))
+        v.sparse_read(ids)
+        paths.append(tf.train.Checkpoint(v=v).save(str(tmp_path / name)))
+    assert main(["merge", *paths, str(tmp_path / "sum"), "--on-conflict", "sum"]) == 0
+    w = tfplugin.get_kv_variable("v", 2, admission=CountAdmission(3))
+    tf.train.Checkpoint(v=w).restore(str(tmp_path / "sum"))
+    assert keys_of(w) == [3, 4]
+    assert w.get_counting([1, 2, 3, 4]).numpy().tolist() == [2, 4, 3, 3]  # of 3, which has a row, the other waited
+    w.sparse_read([2])
+    assert keys_of(w) == [2, 3, 4] and w.get_counting([2]).numpy() == [4]
 
 
 def test_a_filter_of_another_size_or_none_begins_anew(make, tmp_path):
