@@ -97,7 +97,8 @@ def run(
     if not tables:
         raise BadInputError(
             f"migrating '{path}': it has no key-value tables, only"
-            f" {counted(len(checkpoint.variables), 'dense variable')}; see `kvtools inspect`, or say --dialect if this is not what it is"
+            f" {counted(len(checkpoint.variables), 'dense variable')}; see `kvtools inspect`,"
+            " or say --dialect if this is not what it is"
         )
     beside = None if table else checkpoint
     condition = condition_of(where)
