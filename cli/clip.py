@@ -80,7 +80,7 @@ def run(
         raise UsageError(f"clipping '{path}': nothing says where to write; name OUT, or add --dry-run")
     names = ("--keys-file", "--drop-keys-file")
     policy = clipping.policy_of(path, max_abs, l2, keys_file, drop_keys_file, names)
-    if policy.empty:
+    if policy.empty and clipping.policy is None:
         raise UsageError(f"clipping '{path}': nothing says what to cut; see `kvtools clip --help`")
     checkpoint = source.open(path, output.memory)
     warn_unmatched(policy, [*checkpoint.tables], clipping.policy)
@@ -105,6 +105,8 @@ def run(
     if not as_json:
         print_choices(choices)
         print_budget(order)
+    if policy.empty and not as_json:
+        print(prose(f"note: '{clipping.policy}' says of nothing that it is to be cut: all rows stay"))
     if dtypes and not as_json:
         whose = f"{counted(len(dtypes), 'table')} in '{clipping.policy}'"
         print(prose(f"note: the dtype of {whose} is for `kvtools cast` and `kvtools export`"))

@@ -278,8 +278,10 @@ def read_policy(path: str) -> Policy:
             raise UsageError(f"{whose}: got {entry!r}, expected [[tables]] with a name")
         _check(entry, _OF_TABLE, whose)
         rules.append(_rule(entry, whose, Path(path).parent))
-    if not rules and "budget" not in told:
-        raise UsageError(f"{doing}: it has neither a budget nor [[tables]], so nothing would be cut")
+    if "tables" not in told and "budget" not in told:
+        raise UsageError(
+            f"{doing}: it has neither a budget nor [[tables]], so nothing would be cut; for that say tables = []"
+        )
     try:
         budget = None if "budget" not in told else byte_size(str(told["budget"]), "budget")
         return Policy(tuple(rules), budget, by_of(told["by"], "by") if "by" in told else None)

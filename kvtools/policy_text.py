@@ -22,7 +22,7 @@ class Entry:
 def policy_text(
     entries: Sequence[Entry], *, budget: str | int | None = None, by: str | None = None, head: Sequence[str] = ()
 ) -> str:
-    """Return a policy file; `head` are lines of comment at its top.
+    """Return a policy file; `head` are lines of comment at its top. Where it says nothing, it says that.
 
     >>> print(policy_text([Entry("a[1]", {"min-freq": 2, "admission": {"count": 2}}, {"min-freq": "saves 1 KiB"})]))
     [[tables]]
@@ -40,6 +40,8 @@ def policy_text(
         for name, value in entry.fields.items():
             comment = f"  # {_one_line(entry.comments[name])}" if name in entry.comments else ""
             lines.append(f"{name} = {_value(value)}{comment}")
+    if not entries and budget is None:
+        lines.append("tables = []")
     return "\n".join(lines) + "\n"
 
 

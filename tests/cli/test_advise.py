@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomllib
 from sample_folder import lay_out
 
 from kvtools.cli.main import main
@@ -109,3 +110,30 @@ def test_a_name_of_a_policy_that_no_table_has_is_warned_of(folder: Path, capsys:
     out, err = capsys.readouterr()
     assert "'usr_emb' in 'both.toml' matches no table" in err
     assert out.splitlines()[0].split()[-1] == "memory"
+
+
+def test_a_policy_of_nothing_to_cut_is_one_that_clip_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = Path(__file__).parent.parent / "data" / "sample"
+    (tmp_path / "mine.toml").write_text('[[tables]]\nname = "user_emb"\nadmission = { count = 3 }\ndtype = "int8"\n')
+    policy = tmp_path / "p.toml"
+    for more in ([], ["--table", "empty_emb"]):  # admission at most; nothing at all
+        line = [
+            "advise",
+            str(sample),
+            "--for",
+            "training",
+            "--max-loss",
+            "0",
+            "--output",
+            str(policy),
+            "--force",
+            *more,
+        ]
+        assert main(line) == 0
+        for number, file in enumerate((policy, tmp_path / "mine.toml")):
+            assert main(["clip", str(sample), str(tmp_path / str(number)), "--policy", str(file), "--force"]) == 0
+            told = capsys.readouterr().out
+            assert f"note: '{file}' says of nothing that it is to be cut" in " ".join(told.split())
+            assert main(["diff", str(sample), str(tmp_path / str(number))]) == 0
+            capsys.readouterr()
+    assert policy.read_text().endswith("\ntables = []\n")
