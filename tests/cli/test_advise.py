@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tomllib
 from sample_folder import lay_out
 
 from kvtools.cli.main import main

@@ -187,6 +187,15 @@ def test_negative_squares_and_counts() -> None:
     assert "slot Adam.v" in messages[1][2] and "(key 2)" in messages[1][2]
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_a_nan_hides_no_negative_square(dtype: type) -> None:
+    slot = np.ones((600, 2), dtype)
+    slot[[7, 9, 500], 1] = -1, np.nan, -np.inf
+    messages = found(ArrayTable([part(np.arange(600), np.ones((600, 2), dtype), slots={"Adam.v": slot})]))
+    assert [message[1] for message in messages] == ["non-finite", "negative-slot"]
+    assert "in 2 rows (keys 7, 500)" in messages[1][2]
+
+
 def test_rows_that_are_not_those_of_the_index() -> None:
     table = ArrayTable([part([1, 2])])
     table.schema = dataclasses.replace(table.schema, part_rows=(3,))
