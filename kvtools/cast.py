@@ -22,6 +22,7 @@ from kvtools.dialects.schema import ExtraSchema, has_values_dtype, numpy_dtype
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.migrate import Account, write_tables
+from kvtools.shown_tables import counted
 from kvtools.table_view import TableView, changed_tables, replace_schema
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -122,7 +123,7 @@ class CastTable(TableView):
             return self._keys(array)
         if has_values_dtype(name) and array.dtype == numpy_dtype(self.source.schema.value_dtype):
             costs: dict[str, ColumnCost] = {}  # of this array once, however often it is read
-            array = _priced(array, self.schema.value_dtype, name.replace("_", " "), costs)
+            array = self._priced(array, self.schema.value_dtype, name.replace("_", " "), costs)
             self._cost_beside |= costs
         return array
 
@@ -141,15 +142,46 @@ class CastTable(TableView):
                 continue
             row = constant_row(record.get(number, 0.0), was, 1)
             if row is not None and was != became:
-                _priced(row, became, column, self._cost_beside)
+                self._priced(row, became, column, self._cost_beside)
 
     def _cast(self, chunk: Chunk, costs: dict[str, ColumnCost]) -> Chunk:
         values = chunk.values
         if values is not None:
-            values = _priced(values, self.schema.value_dtype, "values", costs)
+            values = self._priced(values, self.schema.value_dtype, "values", costs, chunk.keys)
         dtypes = {slot.name: slot.dtype for slot in self.schema.slots}
-        slots = {name: _priced(slot, dtypes[name], f"slot {name}", costs) for name, slot in chunk.slots.items()}
+        slots = {
+            name: self._priced(slot, dtypes[name], f"slot {name}", costs, chunk.keys)
+            for name, slot in chunk.slots.items()
+        }
         return dataclasses.replace(chunk, keys=self._keys(chunk.keys), values=values, slots=slots)
+
+    def _priced(
+        self, numbers: Array, dtype: str, column: str, costs: dict[str, ColumnCost], keys: Array | None = None
+    ) -> Array:
+        """Return `numbers` as `dtype` and add what that cost to `costs`; rows of `keys` [n], if they are rows."""
+        wanted = numpy_dtype(dtype)
+        if numbers.dtype == wanted:
+            return numbers
+        if wanted.kind in "iu":
+            self._check_whole(numbers, wanted, column, keys)
+            return numbers.astype(wanted)
+        result = rounded(numbers, dtype)
+        cost = ColumnCost(column, numbers.dtype.name, dtype)
+        if not np.can_cast(numbers.dtype, wanted, "safe") or numbers.dtype.kind in "iu":
+            cost = dataclasses.replace(cost, **_lost(numbers, result))
+        costs[column] = costs[column].plus(cost) if column in costs else cost
+        return result
+
+    def _check_whole(self, numbers: Array, wanted: np.dtype[Any], column: str, keys: Array | None) -> None:
+        limits = np.iinfo(wanted)
+        if not numbers.size or (limits.min <= int(numbers.min()) and int(numbers.max()) <= limits.max):
+            return
+        at = np.unravel_index(int(np.argmax((numbers < limits.min) | (numbers > limits.max))), numbers.shape)
+        of_key = "" if keys is None else f" of key {keys[at[0]]}"
+        raise BadInputError(
+            f"casting table '{self.schema.name}': {column}{of_key}: {numbers[at]} does not fit {wanted}, expected"
+            f" {limits.min} to {limits.max}; choose a wider type"
+        )
 
     def _keys(self, keys: Array) -> Array:
         wanted = np.iinfo(self.schema.key_dtype)
@@ -224,7 +256,34 @@ def cast(
         workers=workers,
         progress=progress,
     )
-    return account, {table.schema.name: table.cost for table in casts}
+    costs = {table.schema.name: table.cost for table in casts}
+    return with_losses(account, {name: losses_of(of_table) for name, of_table in costs.items()}), costs
+
+
+def losses_of(costs: Sequence[ColumnCost]) -> list[str]:
+    """Say what a table's account calls lost, of what each column lost.
+
+    >>> losses_of([ColumnCost("values", "float32", "float16", max_error=0.5, overflowed=2)])
+    ['the exact numbers: they are rounded to float16', '2 numbers, which became infinite']
+    >>> losses_of([ColumnCost("values", "float16", "float32")])
+    []
+    """
+    types = sorted({cost.became for cost in costs if cost.max_error or cost.overflowed or cost.vanished})
+    lines = [f"the exact numbers: they are rounded to {' and '.join(types)}"] * bool(types)
+    for what, count in (
+        ("infinite", sum(cost.overflowed for cost in costs)),
+        ("zero", sum(cost.vanished for cost in costs)),
+    ):
+        lines += [f"{counted(count, 'number')}, which became {what}"] * bool(count)
+    return lines
+
+
+def with_losses(account: Account, losses: Mapping[str, Sequence[str]]) -> Account:
+    """Return an account that tells of some tables, by name, more that is left out."""
+    tables = tuple(
+        dataclasses.replace(table, losses=(*table.losses, *losses.get(table.name, ()))) for table in account.tables
+    )
+    return dataclasses.replace(account, tables=tables)
 
 
 def rounded(numbers: Array, dtype: str) -> Array:
@@ -260,21 +319,6 @@ def _odd_float32(numbers: Array) -> Array:
     return np.where(lost, odd.view(np.float32), nearest)
 
 
-def _priced(numbers: Array, dtype: str, column: str, costs: dict[str, ColumnCost]) -> Array:
-    """Return `numbers` as `dtype` and add what that cost to `costs`."""
-    wanted = numpy_dtype(dtype)
-    if numbers.dtype == wanted:
-        return numbers
-    if wanted.kind in "iu":
-        return _whole(numbers, wanted, column)
-    result = rounded(numbers, dtype)
-    cost = ColumnCost(column, numbers.dtype.name, dtype)
-    if not np.can_cast(numbers.dtype, wanted, "safe") or numbers.dtype.kind in "iu":
-        cost = dataclasses.replace(cost, **_lost(numbers, result))
-    costs[column] = costs[column].plus(cost) if column in costs else cost
-    return result
-
-
 def _lost(numbers: Array, result: Array) -> dict[str, Any]:
     # The difference between a number and its rounding is itself a number of the wider type.
     wide: Any = np.float32 if numbers.dtype.itemsize <= 4 and numbers.dtype.kind not in "iu" else np.float64
@@ -292,17 +336,6 @@ def _lost(numbers: Array, result: Array) -> dict[str, Any]:
         largest = error.max(initial=0, where=finite)
     vanished = int(np.count_nonzero((after == 0) & (before != 0)))
     return {"max_error": float(largest), "overflowed": overflowed, "vanished": vanished}
-
-
-def _whole(numbers: Array, wanted: np.dtype[Any], column: str) -> Array:
-    limits = np.iinfo(wanted)
-    if numbers.size and not (limits.min <= int(numbers.min()) and int(numbers.max()) <= limits.max):
-        worst = int(numbers.min()) if int(numbers.min()) < limits.min else int(numbers.max())
-        raise BadInputError(
-            f"casting {column}: {worst} does not fit {wanted}, expected {limits.min} to {limits.max}; choose a wider"
-            " type"
-        )
-    return numbers.astype(wanted)
 
 
 def _number_type(doing: str, what: str, was: str, wanted: str | None) -> str:

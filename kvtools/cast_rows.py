@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtools.cast import ColumnCost
+from kvtools.cast import ColumnCost, losses_of, with_losses
 from kvtools.clip import Choice
 from kvtools.clip_policy import BudgetOrder, Policy, budget_order, choose_all
 from kvtools.dialects import savedmodel, snapshot
@@ -17,6 +17,7 @@ from kvtools.dialects.chunk import KEYS_AND_VALUES
 from kvtools.dialects.detect import dialect_named
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import Progress
+from kvtools.dialects.schema import TableSchema
 from kvtools.dialects.writing import WriteOptions, later_rows
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, check_saved_model, choose_for_saved_model, export_saved_model, left_out
@@ -118,9 +119,10 @@ def cast_rows(
     told = tuple(
         dataclasses.replace(table, changes=(*table.changes, *notes.get(table.name, ()))) for table in account.tables
     )
-    losses = {name: table.rounding for name, table in narrow.items()}
+    losses = {name: loss for name, table in narrow.items() if (loss := table.rounding)}
     costs = {name: table.cost for name, table in narrow.items() if table.cost}
-    return dataclasses.replace(account, tables=told), {name: loss for name, loss in losses.items() if loss}, costs
+    account = dataclasses.replace(account, tables=told)
+    return with_losses(account, {name: losses_of(_costs(table)) for name, table in narrow.items()}), losses, costs
 
 
 def cast_by_policy(
@@ -196,6 +198,17 @@ def cast_by_policy(
     return CastByPolicy(account, losses, costs, choices, budget_order(policy, [kept[name].schema for name in names]))
 
 
+def _costs(table: NarrowTable) -> list[ColumnCost]:
+    """Return what slots and values have lost; of rows of int8 and int4 the account says it already."""
+    if table.rounding is None or table.rows_as is not None:
+        return table.cost
+    return [_cost_of_values(table.source.schema, table.schema.value_dtype, table.rounding), *table.cost]
+
+
+def _cost_of_values(schema: TableSchema, became: str, rounding: Rounding) -> ColumnCost:
+    return ColumnCost("values", schema.value_dtype, became, max_error=rounding.max_error)
+
+
 def _as_saved_model(
     checkpoint: Checkpoint,
     output: Path,
@@ -224,6 +237,8 @@ def _as_saved_model(
             losses.append(later_rows(export.duplicates))
         if export.rounding and export.value_dtype in QUANTIZED:
             losses.append(inexact(export.value_dtype))
+        elif export.rounding:
+            losses += losses_of([_cost_of_values(schema, export.value_dtype, export.rounding)])
         checks = []
         if export.rows + export.duplicates == schema.rows:
             checks.append(EVERY_ROW_READ if options.dry_run else EVERY_ROW)

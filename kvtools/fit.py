@@ -181,6 +181,12 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
                 losses.append(f"slot {slot.name}: the dialect has a place for {there} only")
             continue
         slot_dtypes = (value_dtype,) if holds.slot_dtype_is_value else holds.slot_dtypes or holds.value_dtypes
+        if holds.slot_dtype_is_value and _fitting(slot.dtype, slot_dtypes, _VALUES_WITHIN) is None:
+            raise BadInputError(
+                f"{doing}: slot {slot.name} is {slot.dtype}, expected {value_dtype}: {dialect.name} has one type for"
+                " values and slots; `kvtools cast` makes them of one (--to-value-dtype and --to-slot-dtype), and other"
+                " dialects, such as --to hdf5, keep two"
+            )
         dtype = value_type(slot.dtype, slot_dtypes, f"slot {slot.name}")
         slots.append(SlotSchema(slot.name, slot.width, dtype))
     freq_dtype = _counter_type(source.freq_dtype, holds.freq_dtypes, "frequencies", losses, changes)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvtools.array_table import ArrayTable
 from kvtools.cast import CastTable, cast, rounded
+from kvtools.cast_rows import cast_rows
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.schema import numpy_dtype
 from kvtools.dialects.writing import WriteOptions
@@ -177,6 +178,32 @@ def test_other_tables_stay_and_in_place(sample_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_account_tells_what_the_numbers_lost(tmp_path: Path, dtype: str) -> None:
+    rows = np.float32([[1, 2], [65536.1, -1e5], [1e-10, 1e38]])
+    write_tables([ArrayTable("even", np.arange(2), rows[:1].repeat(2, axis=0))], str(tmp_path / "exact"), "tfplugin")
+    account, _ = cast(open_checkpoint(tmp_path / "exact"), tmp_path / "b", value_dtype=dtype)
+    assert account.lossless, "these are as they were"
+    write_tables([ArrayTable("emb", np.arange(3), rows)], str(tmp_path / "a"), "tfplugin")
+    account, _ = cast(open_checkpoint(tmp_path / "a"), tmp_path / "c", value_dtype=dtype)
+    after = np.concatenate([chunk.values for chunk in open_checkpoint(tmp_path / "c").table("emb").chunks()])
+    infinite, zero = np.count_nonzero(np.isinf(after)), np.count_nonzero(after == 0)
+    assert (infinite, zero) == ((3, 1) if dtype == "float16" else (0, 0))
+    lost = [f"the exact numbers: they are rounded to {dtype}"]
+    lost += ["3 numbers, which became infinite", "1 number, which became zero"] * (dtype == "float16")
+    assert account.tables[0].losses == tuple(lost) and not account.lossless
+    account, *_ = cast_rows(open_checkpoint(tmp_path / "a"), tmp_path / "d", "bfloat16")
+    assert account.tables[0].losses == ("the exact numbers: they are rounded to bfloat16",)
+
+
+def test_a_whole_number_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    values = np.array([[1, 2], [3, -300], [500, 7]], np.int32)
+    write_tables([ArrayTable("emb", np.array([5, -7, 9]), values)], str(tmp_path / "a"), "tfplugin")
+    with pytest.raises(BadInputError, match=r"table 'emb': values of key -7: -300 does not fit int8, expected -128 to"):
+        cast(open_checkpoint(tmp_path / "a"), tmp_path / "b", value_dtype="int8")
+    assert [file.name for file in tmp_path.glob("b*")] == []
+
+
 def test_a_part_that_is_read_twice_counts_once(sample_path: Path) -> None:
     table = CastTable(open_checkpoint(sample_path).table("ads/emb"), value_dtype="float16")
     values = []
@@ -196,6 +223,7 @@ def test_refused(sample_path: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             cast(checkpoint, tmp_path / "b", **options)
-    with pytest.raises(BadInputError, match=r"slot Adam\.m is float32, expected float16"):
+    with pytest.raises(BadInputError, match=r"slot Adam\.m is float32, expected float16.*--to hdf5"):
         cast(checkpoint, tmp_path / "b", value_dtype="float16", slot_dtype="float32")
+    cast(checkpoint, tmp_path / "two.h5", value_dtype="float16", slot_dtype="float32", to="hdf5")
     assert list(tmp_path.glob("b*")) == []
