@@ -37,7 +37,7 @@ from kvtools.key_join import SortedKeys, row_numbers, sorted_buckets
 from kvtools.migrate import Account, check_output, output_of, write_tables
 from kvtools.row_mask import RowMask
 from kvtools.table_names import matching
-from kvtools.table_view import MaskedTable
+from kvtools.table_view import MaskedTable, TableView
 from kvtools.top_rows import sortable
 from kvtools.waiting_keys import WaitingKeys
 
@@ -440,14 +440,16 @@ def merge(
         progress=progress,
     )
     told = tuple(
-        dataclasses.replace(table, losses=(*left_out.get(reader.schema.name, ()), *table.losses, *_cut(reader)))
+        dataclasses.replace(table, losses=(*left_out.get(reader.schema.name, ()), *table.losses, *cut_freqs(reader)))
         for table, reader in zip(written.tables, result, strict=True)
     )
     return dataclasses.replace(written, tables=told), merged
 
 
-def _cut(table: TableReader) -> tuple[str, ...]:
-    """Say how many frequencies of a table that was read were cut."""
+def cut_freqs(table: TableReader) -> tuple[str, ...]:
+    """Say how many frequencies of a merged table, or of one below a view, were cut when it was read."""
+    while isinstance(table, TableView) and not isinstance(table, MergedTable):
+        table = table.source
     if not isinstance(table, MergedTable) or not table.cut_freqs:
         return ()
     what = f"{table.cut_freqs:,} frequencies add up" if table.cut_freqs > 1 else "1 frequency adds up"

@@ -45,7 +45,7 @@ from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import run_all
 from kvtools.errors import BadInputError, KvtoolsError, UnknownTableError, UsageError
 from kvtools.key_join import row_numbers, sorted_buckets
-from kvtools.merge import MergedTable
+from kvtools.merge import MergedTable, cut_freqs
 from kvtools.migrate import Account, check_output, output_of, write_tables
 from kvtools.partition import owners
 from kvtools.proven_rows import prove
@@ -225,7 +225,7 @@ def repair(
     told: list[RepairedTable] = []
     for name, table in checkpoint.tables.items():
         if name not in chosen:
-            written.append(table)
+            written.append(_WithParts(table) if table.schema.dialect == to == TFPLUGIN else table)
             continue
         mended, said = _mended(table, repairs, to, options.memory, workers, progress)
         written.append(mended)
@@ -239,17 +239,21 @@ def repair(
     if to == SNAPSHOT:
         options = dataclasses.replace(options, rows_as=rows_as)
     account = write_tables(written, output, to, beside=beside, options=options, workers=workers, progress=progress)
-    return Repair(_with_losses(account, told, lost), tuple(told), tuple(lost))
+    cut = {table.schema.name: cut_freqs(table) for table in written}
+    return Repair(_with_losses(account, told, lost, cut), tuple(told), tuple(lost))
 
 
-def _with_losses(account: Account, told: Sequence[RepairedTable], lost: Sequence[str]) -> Account:
-    """Return the account of what was written with what could not be rescued: it is not lossless."""
+def _with_losses(
+    account: Account, told: Sequence[RepairedTable], lost: Sequence[str], cut: Mapping[str, tuple[str, ...]]
+) -> Account:
+    """Return the account of what was written with what could not be rescued, and what was cut: it is not lossless."""
     of_tables: dict[str, tuple[str, ...]] = {}
     for one in told:
         rows = f"{one.lost_rows:,} of {one.rows:,} rows, which are not proven good"
         of_tables[one.table] = (rows,) if one.lost_rows else one.lost
     tables = [
-        dataclasses.replace(table, losses=(*table.losses, *of_tables.get(table.name, ()))) for table in account.tables
+        dataclasses.replace(table, losses=(*table.losses, *of_tables.get(table.name, ()), *cut.get(table.name, ())))
+        for table in account.tables
     ]
     return dataclasses.replace(account, tables=tuple(tables), losses=(*account.losses, *lost))
 

@@ -262,6 +262,40 @@ def test_scores_of_the_rows_that_stay_are_kept(tmp_path: Path) -> None:
     assert mended.extra("filtered_keys").tolist() == [70]
 
 
+def test_other_tables_keep_their_scores(tmp_path: Path) -> None:
+    writer = ChainWriter(tmp_path)
+    rows = {key: row(key, score=10 + key) for key in range(6)}
+    bad = {0: row(float("nan"), score=7), 1: row(1.0, score=8)}
+    writer.full({"emb": table_of(rows, parts=2, pending={70: 2}), "bad": table_of(bad, parts=1, name="bad")})
+    path = next(tmp_path.glob("*.index")).with_suffix("")
+    for tables in (["bad"], []):
+        done = repair(open_checkpoint(path), tmp_path / f"mended{len(tables)}", tables=tables)
+        assert done.account.lossless
+        before, after = (open_checkpoint(at).table("emb") for at in (path, tmp_path / f"mended{len(tables)}"))
+        assert {extra.name for extra in after.schema.extras} == {extra.name for extra in before.schema.extras}
+        for extra in before.schema.extras:
+            np.testing.assert_array_equal(after.extra(extra.name), before.extra(extra.name))
+        assert open_checkpoint(tmp_path / f"mended{len(tables)}").table("bad").extra("eviction_scores_0").tolist() == [
+            8
+        ]
+
+
+def test_sums_of_duplicates_fit_their_types_or_are_told(tmp_path: Path) -> None:
+    keys = np.array([5, 7, 5])
+    values = np.array([[60000], [1], [60000]], np.float16)
+    write_tables([ArrayTable("emb", keys, values)], str(tmp_path / "a.npz"), "npz")
+    with pytest.raises(BadInputError, match=r"table 'emb'.*key 5"):
+        repair(open_checkpoint(tmp_path / "a.npz"), tmp_path / "b.npz", Repairs(duplicates="sum"))
+    assert not (tmp_path / "b.npz").exists()
+    freqs = np.array([2**32 - 2, 1, 3], np.uint32)
+    write_tables([ArrayTable("emb", keys, values / 4, freqs=freqs)], str(tmp_path / "c.npz"), "npz")
+    done = repair(open_checkpoint(tmp_path / "c.npz"), tmp_path / "d.npz", Repairs(duplicates="sum"))
+    (chunk,) = open_checkpoint(tmp_path / "d.npz").table("emb").chunks()
+    assert dict(zip(chunk.keys.tolist(), chunk.freqs.tolist(), strict=True)) == {5: 2**32 - 1, 7: 1}
+    told = "1 frequency adds up to more than uint32 holds: the largest that it has was written"
+    assert done.account.tables[0].losses == (told,) and not done.account.lossless
+
+
 def test_rows_go_to_the_part_that_owns_their_key(tmp_path: Path) -> None:
     """In our own layout, whose writer sees to it, and in Parquet, which records a rule and has no writer that does."""
     keys = np.arange(12)
