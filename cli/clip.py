@@ -19,7 +19,7 @@ from kvtools.cli.json_text import dumps
 from kvtools.cli.options import AsJson, Output, Source, SourcePath, Tables, To, bytes_of, no_standard_output
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.terminal import prose
-from kvtools.clip import plan_chosen, write_chosen
+from kvtools.clip import write_chosen
 from kvtools.clip_policy import budget_order, choose_all
 from kvtools.dialects.detect import dialect_named
 from kvtools.dialects.schema import row_bytes
@@ -111,20 +111,6 @@ def run(
         whose = f"{counted(len(dtypes), 'table')} in '{clipping.policy}'"
         print(prose(f"note: the dtype of {whose} is for `kvtools cast` and `kvtools export`"))
     described = [describe(choice) for choice in choices]
-    if out is not None and output.dry_run:
-        account = plan_chosen(checkpoint, choices, out, to=to, options=options)
-        if not as_json:
-            print()
-        print_account(
-            account,
-            as_json=as_json,
-            planned=True,
-            whole=False,
-            path=str(checkpoint.path),
-            clipped=described,
-            **describe_budget(order),
-        )
-        return
     if out is None:
         if as_json:
             record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
@@ -132,10 +118,12 @@ def run(
         else:
             print("nothing was written")
         return
-    with progress_bar("writing") as progress:
+    with progress_bar("reading" if output.dry_run else "writing") as progress:
         account = write_chosen(
             checkpoint, choices, out, to=to, options=options, workers=output.workers, progress=progress
         )
     if not as_json:
         print()
-    print_account(account, as_json=as_json, whole=False, clipped=described, **describe_budget(order))
+    told = {"path": str(checkpoint.path)} if output.dry_run else {}
+    told |= {"clipped": described, **describe_budget(order)}
+    print_account(account, as_json=as_json, planned=output.dry_run, whole=False, **told)

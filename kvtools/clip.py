@@ -28,7 +28,7 @@ from kvtools.engine import run_all
 from kvtools.errors import BadInputError, UsageError
 from kvtools.key_join import repeated_rows, row_numbers
 from kvtools.key_list import KeyList
-from kvtools.migrate import Account, plan_tables, write_tables
+from kvtools.migrate import Account, write_tables
 from kvtools.read_ahead import read_ahead
 from kvtools.row_mask import RowMask
 from kvtools.row_norms import any_in_row, as_floats, row_norms, rows_not_finite
@@ -441,8 +441,9 @@ def write_chosen(
     Raises:
         OutputError: `output` exists, or cannot be written.
     """
+    masks = {choice.table: choice.mask for choice in choices}
     return write_tables(
-        _clipped(checkpoint, choices),
+        changed_tables(checkpoint, list(masks), lambda table: MaskedTable(table, masks[table.schema.name])),
         output,
         to or checkpoint.dialect,
         beside=checkpoint,
@@ -450,25 +451,6 @@ def write_chosen(
         workers=workers,
         progress=progress,
     )
-
-
-def plan_chosen(
-    checkpoint: Checkpoint,
-    choices: Sequence[Choice],
-    output: str | os.PathLike[str],
-    *,
-    to: str | None = None,
-    options: WriteOptions | None = None,
-) -> Account:
-    """Return the account of what `write_chosen` would do, having written nothing; see `plan_tables`."""
-    return plan_tables(
-        _clipped(checkpoint, choices), output, to or checkpoint.dialect, beside=checkpoint, options=options
-    )
-
-
-def _clipped(checkpoint: Checkpoint, choices: Sequence[Choice]) -> list[TableReader]:
-    masks = {choice.table: choice.mask for choice in choices}
-    return changed_tables(checkpoint, list(masks), lambda table: MaskedTable(table, masks[table.schema.name]))
 
 
 def _columns(table: TableReader, criteria: Criteria, score: By | None) -> Columns:
