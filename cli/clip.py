@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -124,6 +124,6 @@ def run(
         )
     if not as_json:
         print()
-    told = {"path": str(checkpoint.path)} if output.dry_run else {}
+    told: dict[str, Any] = {"path": str(checkpoint.path)} if output.dry_run else {}
     told |= {"clipped": described, **describe_budget(order)}
     print_account(account, as_json=as_json, planned=output.dry_run, whole=False, **told)
