@@ -324,7 +324,8 @@ def _apply_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any, *
     if trained is None:
         trained = _Trained.of_pairs(pairs)
     if not any(id(variable) in trained.parts for _, variable in pairs):
-        return original(optimizer, pairs, *args, **kwargs)
+        with row_averages.apart(innermost(optimizer)):
+            return original(optimizer, pairs, *args, **kwargs)
     _warn_of_missing(trained, pairs)
     optimizers = {key: one for key, one in trained.optimizers.items() if not _same(one, optimizer)}
     others = [(gradient, v) for gradient, v in pairs if id(v) not in optimizers]

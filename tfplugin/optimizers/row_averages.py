@@ -6,13 +6,16 @@ zero for a row that has not been touched: its average is what it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfplugin.optimizers.generic_update import RowUpdate, StepVariable
+from tfplugin.optimizers.patch_lock import patch_lock
 from tfplugin.slots import SlotSpec
+from tfplugin.wrapped_method import replaced
 
 #: Rows that are read and written at a time.
 _CHUNK = 1 << 18
@@ -133,6 +136,40 @@ def settle(optimizer: Any) -> None:
     """Has the averages be what the rows are."""
     for averages in vars(optimizer).get("_kv_averages", ()):
         averages.settle()
+
+
+_MOVE, _TAKE = "_update_model_variables_moving_average", "_overwrite_model_variables_with_average_value"
+
+
+@contextlib.contextmanager
+def apart(optimizer: Any) -> Iterator[None]:
+    """Has an optimizer of Keras that applies gradients meanwhile move the averages of its dense variables alone, of
+    which those of rows come after in its list. Rows become their averages when weights do.
+
+    It may know tables of which a step has no gradient.
+    """
+    if not vars(optimizer).get("_kv_averages") or not hasattr(optimizer, _MOVE):
+        yield
+        return
+
+    def only_dense(variables: Iterable[Any]) -> list[Any]:
+        return [variable for variable in variables if not isinstance(variable, StepVariable)]
+
+    with patch_lock(optimizer):
+        if _MOVE in vars(optimizer):  # around this call is another
+            yield
+            return
+        move, take = getattr(optimizer, _MOVE), getattr(optimizer, _TAKE)
+
+        def overwrite_all(variables: Iterable[Any]) -> None:
+            take(only_dense(variables))
+            overwrite(optimizer)
+
+        with (
+            replaced(optimizer, _MOVE, lambda variables: move(only_dense(variables))),
+            replaced(optimizer, _TAKE, overwrite_all),
+        ):
+            yield
 
 
 def note(optimizer: Any, averages: RowAverages) -> None:

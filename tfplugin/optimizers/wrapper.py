@@ -171,8 +171,11 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         """
         pairs = parameter_servers.without_tables(grads_and_vars)
         apply = self._agreed(apply, spread_variables(pairs))
-        if isinstance(self.optimizer, v1_optimizer.Optimizer) or not generic_update.any_key_value(pairs):
+        if isinstance(self.optimizer, v1_optimizer.Optimizer):
             return apply(pairs, *args, **kwargs)
+        if not generic_update.any_key_value(pairs):
+            with row_averages.apart(self._core):
+                return apply(pairs, *args, **kwargs)
         pairs = _once(pairs)
         for _, v in pairs:
             if isinstance(v, KvVariable):
@@ -335,20 +338,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                         increment(*zip(*dense, strict=True))
 
                 replace("_backend_increment_gradient_accumulators", gather)
-            if getattr(core, "use_ema", None):
-                move_averages = core._update_model_variables_moving_average
-                take_averages = core._overwrite_model_variables_with_average_value
-
-                # Those of dense variables, which come first in the optimizer's list of averages.
-                def only_dense(variables: Sequence[Any]) -> list[Any]:
-                    return [v for v in variables if not isinstance(v, generic_update.StepVariable)]
-
-                def overwrite(variables: Sequence[Any]) -> None:
-                    take_averages(only_dense(variables))
-                    row_averages.overwrite(core)
-
-                replace("_update_model_variables_moving_average", lambda vs: move_averages(only_dense(vs)))
-                replace("_overwrite_model_variables_with_average_value", overwrite)
+            patches.enter_context(row_averages.apart(core))
             if hasattr(core, "_update_step_xla"):
                 compiled = core._update_step_xla
 

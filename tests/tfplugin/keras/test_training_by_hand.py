@@ -119,6 +119,30 @@ def test_averages_take_the_place_of_rows(both_kerases):
     assert (layer(tf.constant([7])).numpy() > live).all()
 
 
+def test_averages_of_weights_in_steps_without_the_table(both_kerases):
+    layers = tfplugin.tf_keras if both_kerases is tf_keras else tfplugin.keras
+    layer = layers.Embedding(2, initializer=1.0, name="averaged")
+    weight, plain = (tf.Variable([1.0, 1.0]) for _ in range(2))
+    if both_kerases is not tf_keras:
+        weight, plain = (both_kerases.Variable([1.0, 1.0]) for _ in range(2))
+
+    def optimizer():
+        return both_kerases.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)
+
+    ours, stock = optimizer(), optimizer()
+    for step in range(4):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([7]), training=True) * tf.convert_to_tensor(weight))
+        of_row, of_weight = tape.gradient(loss, [layer.table, weight if both_kerases is tf_keras else weight.value])
+        if step % 2:
+            ours.apply_gradients([(of_weight, weight)])
+        else:
+            ours.apply_gradients([(of_weight, weight), (of_row, layer.table)])
+        stock.apply_gradients([(of_weight, plain)])
+        np.testing.assert_allclose(weight.numpy(), plain.numpy(), rtol=1e-6)
+    assert not np.allclose(weight.numpy(), 1.0)
+
+
 @pytest.mark.parametrize("by", ["fit", "hand"])
 def test_the_optimizer_of_a_layer_is_told(both_kerases, by):
     own, optimizer = both_kerases.optimizers.SGD(0.25), both_kerases.optimizers.Adam(0.05)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -75,6 +77,25 @@ OPTIONS = {
 @pytest.mark.parametrize("option", OPTIONS)
 def test_what_an_optimizer_does_beside_its_update(both_kerases, option):
     _assert_same_fit(pair(both_kerases, _embedding).compile(lambda: OPTIONS[option](both_kerases)))
+
+
+@pytest.mark.parametrize("option", ["use_ema", "ema_overwrite_frequency", "global_clipnorm"])
+def test_a_train_step_of_ones_own(both_kerases, option):
+    keras = both_kerases
+
+    class Stepping(keras.Model):
+        def train_step(self, data):
+            ids, labels = data[:2]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(ids, training=True) - labels) ** 2)
+            weights = self.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"loss": loss}
+
+    models = pair(keras, _embedding)
+    ours, dense = (Stepping(model.inputs, model.outputs) for model in models.models)
+    models = dataclasses.replace(models, ours=ours, dense=dense)
+    _assert_same_fit(models.compile(lambda: OPTIONS[option](keras)))
 
 
 @pytest.mark.parametrize(
