@@ -7,6 +7,7 @@ by key first (`kvtools.key_join`), one table is streamed and the other's rows ar
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from kvtools.dialects.schema import (
 )
 from kvtools.engine import run_all
 from kvtools.errors import UnknownTableError, UsageError
+from kvtools.joined_table import told_policies
 from kvtools.key_join import row_numbers, sorted_buckets
 from kvtools.remote.paths import shown_path
 from kvtools.row_norms import row_norms
@@ -719,7 +721,8 @@ def _flat(array: Array) -> Array:
 
 
 def _form(a: TableReader, b: TableReader) -> tuple[str, ...]:
-    """Say how the tables differ in form: dialect, types and parts."""
+    """Say how the tables differ in form: dialect, types and parts, and, where both record it, what training makes of
+    them: what new rows begin with, and policies."""
     one, two = a.schema, b.schema
     pairs: list[tuple[str, object, object]] = [
         ("dialect", one.dialect, two.dialect),
@@ -733,7 +736,16 @@ def _form(a: TableReader, b: TableReader) -> tuple[str, ...]:
     ]
     slots = {slot.name: slot for slot in two.slots}
     pairs += [(f"slot {s.name}", s.dtype, slots[s.name].dtype) for s in one.slots if s.name in slots]
+    if "initializer" in one.metadata and "initializer" in two.metadata:
+        most = max(one.parts, two.parts)
+        before, after = told_policies(one, most), told_policies(two, most)
+        pairs.append(("initializer", _text(one.metadata, "initializer"), _text(two.metadata, "initializer")))
+        pairs += [(name, _text(before, name), _text(after, name)) for name in dict.fromkeys([*before, *after])]
     return tuple(f"{what}: {was} -> {now}" for what, was, now in pairs if was != now and None not in (was, now))
+
+
+def _text(told: Mapping[str, Any], name: str) -> str:
+    return json.dumps(told[name], sort_keys=True) if name in told else "none"
 
 
 def _pairs_named(a: Checkpoint, b: Checkpoint, text: str) -> list[tuple[str, str]]:

@@ -132,7 +132,7 @@ class JoinedTable(TableReader):
             taken = next((n for n in self._preferred if n in starts), 0)
             found.append(self._difference(f"what slot {slot.name} of new rows begins as", starts, taken))
         most = max(schema.parts for schema in schemas)
-        told = {n: _told(schema, most) for n, schema in enumerate(schemas)}
+        told = {n: told_policies(schema, most) for n, schema in enumerate(schemas)}
         tell = {n: policies for n, policies in told.items() if policies or "initializer" in schemas[n].metadata}
         taken = next((n for n in self._preferred if told[n]), 0)
         for policy in dict.fromkeys(name for policies in told.values() for name in policies):
@@ -248,7 +248,7 @@ def _metadata(schemas: Sequence[TableSchema], preferred: Sequence[int]) -> dict[
     if draws:
         metadata["draws"] = max(draws)
     parts = sum(schema.parts for schema in schemas)
-    policies = next((_policies(schemas[n], parts) for n in preferred if _told(schemas[n], parts)), None)
+    policies = next((_policies(schemas[n], parts) for n in preferred if told_policies(schemas[n], parts)), None)
     recorded = [told for schema in schemas if isinstance(told := schema.metadata.get("policies"), dict)]
     if policies is None and recorded:
         policies = dict(recorded[0])
@@ -259,7 +259,7 @@ def _metadata(schemas: Sequence[TableSchema], preferred: Sequence[int]) -> dict[
     return metadata if policies is None else {**metadata, "policies": policies}
 
 
-def _told(schema: TableSchema, parts: int) -> dict[str, Any]:
+def told_policies(schema: TableSchema, parts: int) -> dict[str, Any]:
     """Return the policies of a table that go along: which keys get rows, and which rows go, as of one of so many
     parts, in which those of tables in other parts are compared."""
     policies = schema.metadata.get("policies")

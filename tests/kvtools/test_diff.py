@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtools.array_table import ArrayTable as TableOfArrays
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
@@ -369,3 +370,28 @@ def test_lists_of_keys_are_compared_by_key(tmp_path: Path) -> None:
     counts = counts.copy()
     counts[4] += 1
     assert compare_tables(three, reader(tmp_path / "c", table(counts), 7)).extras == ("filtered_freqs",)
+
+
+def test_what_training_makes_of_tables_is_told(tmp_path: Path) -> None:
+    def written(name: str, start: float, **policies: object) -> Checkpoint:
+        metadata = {"initializer": {"kind": "constant", "a": start}}
+        if policies:
+            metadata["policies"] = policies
+        table = TableOfArrays("emb", np.arange(4), np.ones((4, 2), np.float32), metadata=metadata)
+        write_tables([table], str(tmp_path / name), "tfplugin")
+        return open_checkpoint(tmp_path / name)
+
+    count = {"kind": "count", "enter_threshold": 3, "below": "initial"}
+    one, same = written("one", 0.5, padding_key=0), written("same", 0.5, padding_key=0)
+    (table,) = compare_checkpoints(one, same).tables
+    assert table.schema == ()
+    found = compare_checkpoints(one, written("two", 0.25, admission=count))
+    assert found.same, "their rows are the same"
+    assert set(found.tables[0].schema) == {
+        'initializer: {"a": 0.5, "kind": "constant"} -> {"a": 0.25, "kind": "constant"}',
+        "padding_key: 0 -> none",
+        'admission: none -> {"below": "initial", "enter_threshold": 3, "kind": "count"}',
+    }
+    write_tables([*one.tables.values()], str(tmp_path / "a.npz"), "npz")
+    lines = compare_checkpoints(one, open_checkpoint(tmp_path / "a.npz")).tables[0].schema
+    assert not any(line.startswith(("initializer", "padding_key")) for line in lines), "it keeps both, or records none"
