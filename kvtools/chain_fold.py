@@ -24,7 +24,7 @@ from kvtools.chain_reader import is_increment, open_member, removed_keys
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import Checkpoint, Finding, Origin, TableReader
+from kvtools.dialects.interface import Checkpoint, Finding, Origin, TableReader, Unmatched
 from kvtools.dialects.location import locate
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.schema import (
@@ -139,6 +139,10 @@ class FoldedTable(TableReader):
         first, in_merged = self._runs
         run = np.searchsorted(first, rows, side="right") - 1
         return self._merged.take(rows - first[run] + in_merged[run], columns)
+
+    def unmatched(self) -> Unmatched:
+        """Return what of the sources' slots does not fit their rows; see `TableReader.unmatched`."""
+        return self._merged.unmatched()
 
     @cached_property
     def _places(self) -> list[tuple[TableReader, int]]:
@@ -293,6 +297,9 @@ class _Removing(TableReader):
 
     def extra(self, name: str) -> Array:
         return self._keys if name == "deleted_keys" else self._source.extra(name)
+
+    def unmatched(self) -> Unmatched:
+        return self._source.unmatched()
 
 
 def has_scores(schema: TableSchema) -> bool:

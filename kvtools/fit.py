@@ -15,7 +15,7 @@ import numpy as np
 from kvtools.admission_filter import can_join, filters_of, joined_filter
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.dialect import Dialect, Holds
-from kvtools.dialects.interface import TableReader
+from kvtools.dialects.interface import TableReader, Unmatched
 from kvtools.dialects.schema import (
     ADMISSION_FILTER,
     INITIAL_VALUES,
@@ -470,3 +470,7 @@ class FittedTable(TableReader):
     def extra(self, name: str) -> Array:
         """Return a converted extra array; see `TableReader.extra`."""
         return self._fit.extra(name, self._reader)
+
+    def unmatched(self) -> Unmatched:
+        """Return what of the reader's slots does not fit its rows; see `TableReader.unmatched`."""
+        return self._reader.unmatched()

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvtools.admission_filter import can_join, joined_filter
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
-from kvtools.dialects.interface import TableReader
+from kvtools.dialects.interface import TableReader, Unmatched
 from kvtools.dialects.schema import (
     ADMISSION_FILTER,
     ExtraSchema,
@@ -25,6 +25,7 @@ from kvtools.dialects.schema import (
 )
 from kvtools.errors import BadInputError
 from kvtools.fit import of_part
+from kvtools.table_view import unmatched_of
 from kvtools.waiting_keys import FREQS, KEYS, VERSIONS
 
 _WAITING = (KEYS, FREQS, VERSIONS)
@@ -104,6 +105,10 @@ class JoinedTable(TableReader):
         return np.concatenate(
             [source.extra(name).astype(dtype, copy=False) for source in having[:: self._preferred.step]]
         )
+
+    def unmatched(self) -> Unmatched:
+        """Return what of the sources' slots does not fit their rows; see `TableReader.unmatched`."""
+        return unmatched_of(self.sources, self.labels)
 
     def set_waiting(self, extras: Mapping[str, Array]) -> None:
         """Give the whole the keys that wait for admission, and their counters."""

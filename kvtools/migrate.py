@@ -24,7 +24,7 @@ import numpy as np
 from kvtools.dialects.chunk import KEYS, Array, Chunk, Columns
 from kvtools.dialects.detect import dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
-from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader, Unmatched
 from kvtools.dialects.location import locate, prefix_of_file
 from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import OpenOptions, Progress
@@ -649,7 +649,11 @@ def _write_table(
     for extra in fitted.schema.extras:
         output.extra(extra.name, fitted.extra(extra.name, table))
     output.close()
-    losses, checks = [*fitted.losses, *output.losses], [EVERY_ROW if rows_below(table) == rows else KEPT_ROWS]
+    unmatched = table.unmatched() if fitted.schema.slots else Unmatched()
+    losses, checks = (
+        [*fitted.losses, *output.losses, *unmatched.left_out],
+        [EVERY_ROW if rows_below(table) == rows else KEPT_ROWS],
+    )
     if cut:
         dtype = str(fitted.schema.freq_dtype)
         losses.append(f"{cut} frequencies outside {dtype} were written as the nearest that it has")
@@ -663,7 +667,7 @@ def _write_table(
         bytes=(fitted.schema.rows - output.duplicates) * written_row_bytes(fitted.schema, dialect),
         part_rows=fitted.schema.part_rows,
         losses=tuple(losses),
-        changes=fitted.changes,
+        changes=(*fitted.changes, *unmatched.made_up),
         checks=tuple(checks),
     )
 

@@ -27,7 +27,7 @@ from kvtools.chain_reader import refuse_increments
 from kvtools.default_row import constant_row, with_default_row
 from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.detect import dialect_named
-from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader, Unmatched
 from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import (
     DEFAULT_ROW,
@@ -288,6 +288,8 @@ def _mended(
         mended, duplicates = _distinct(mended, repairs.duplicates, memory)
     if found.misplaced and dialect_named(to).holds.partition is None:  # no writer of it moves them
         mended = RoutedTable(mended, memory)
+    if orphans:
+        mended = _Matched(mended)
     notes = (_UNPROVEN,) if repairs.salvage and schema.checksums is None else ()
     said = RepairedTable(
         table=schema.name,
@@ -491,6 +493,16 @@ class _FiniteExtras(TableView):
         if name not in self._names:
             return array
         return np.where(np.isfinite(array), array, array.dtype.type(0))
+
+
+class _Matched(TableView):
+    """A table of which it is told as mended, and not as lost, what of its slots does not fit its rows."""
+
+    def __init__(self, source: TableReader) -> None:
+        super().__init__(source, source.schema)
+
+    def unmatched(self) -> Unmatched:
+        return Unmatched()
 
 
 class _WithParts(TableView):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
-from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader, Unmatched
 from kvtools.dialects.schema import TableSchema, row_bytes
 from kvtools.errors import BadInputError
 from kvtools.row_mask import RowMask
@@ -33,6 +33,10 @@ class TableView(TableReader):
     def extra(self, name: str) -> Array:
         """Return an extra array; see `TableReader.extra`."""
         return self.source.extra(name)
+
+    def unmatched(self) -> Unmatched:
+        """Return what of the source's slots does not fit its rows; see `TableReader.unmatched`."""
+        return self.source.unmatched()
 
 
 class MaskedTable(TableView):
@@ -77,6 +81,15 @@ def changed_tables(
             f"changing '{checkpoint.path}': it has no key-value table that kvtools knows; see `kvtools inspect`"
         )
     return [change(table) if name in chosen else table for name, table in checkpoint.tables.items()]
+
+
+def unmatched_of(sources: Sequence[TableReader], labels: Sequence[str]) -> Unmatched:
+    """Return what of the slots of several tables does not fit their rows, each with its table's label."""
+    found = [(label, source.unmatched()) for source, label in zip(sources, labels, strict=True)]
+    return Unmatched(
+        tuple(f"{label}: {line}" for label, lines in found for line in lines.left_out),
+        tuple(f"{label}: {line}" for label, lines in found for line in lines.made_up),
+    )
 
 
 def rows_below(table: TableReader) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from kvtools.dialects.bundle import BundleTensor
 from kvtools.dialects.chunk import CHUNK_BYTES, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.column import Column
-from kvtools.dialects.interface import Finding, TableReader
+from kvtools.dialects.interface import Finding, TableReader, Unmatched
 from kvtools.dialects.options import DEFAULT_MEMORY
 from kvtools.dialects.schema import TableSchema
 from kvtools.engine import run_all
@@ -169,7 +169,7 @@ class KeyedSlotsTable(ColumnTable):
         decode_keys, extras: as for `ColumnTable`.
 
     Where a part of a joined column has the table's keys in the table's order it is streamed along. Otherwise its rows
-    are found by key (the last one counts), and a row that it lacks is its `fill`: `check` tells of both.
+    are found by key (the last one counts), and a row that it lacks is its `fill`: `check` and `unmatched` tell of both.
     """
 
     def __init__(
@@ -188,6 +188,7 @@ class KeyedSlotsTable(ColumnTable):
         self._row_maps: dict[int, Array] = {}
         self._same: dict[int, bool] = {}
         self._verified: set[str] = set()
+        self._went_along: set[tuple[str, int]] = set()
         self._joining = threading.Lock()
 
     def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
@@ -205,6 +206,9 @@ class KeyedSlotsTable(ColumnTable):
                 joined[name] = column
             start += len(chunk)
             yield self._with(chunk, joined)
+        self._went_along.update(
+            (name, part) for name, stream in streams.items() if stream.rows == self._parts[part].rows
+        )
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
@@ -215,29 +219,26 @@ class KeyedSlotsTable(ColumnTable):
     def check(self) -> Iterator[Finding]:
         """Yield where the keys of a joined column differ from the table's."""
         for name, column in self._keyed.items():
-            with self._joining:
-                if self._same_keys(column):
-                    continue
-            what = name.replace("slot:", "slot ")
-            missing = np.flatnonzero(self._row_map(name, verify=False) < 0)
-            if len(missing):
-                few = ", ".join(map(str, super().take(missing[:_FEW], Columns()).keys.tolist()))
-                few += ", ..." * (len(missing) > _FEW)
+            missing, surplus = self._differences(name)
+            if missing:
                 yield Finding(
-                    column.severity,
-                    "slot-keys",
-                    self.schema.name,
-                    f"{what} has no row for {len(missing)} of {self.rows} keys ({few}); they read as "
-                    + (f"{column.fill:g}" if column.fill else "zeros"),
+                    column.severity, "slot-keys", self.schema.name, f"{missing}; they read as {_zeros(column)}"
                 )
-            surplus = self._surplus(column)
             if surplus:
-                yield Finding(
-                    column.severity,
-                    "slot-keys",
-                    self.schema.name,
-                    f"{what} has {surplus} rows whose keys the table has not, or has twice; they are left out",
-                )
+                yield Finding(column.severity, "slot-keys", self.schema.name, f"{surplus}; they are left out")
+
+    def unmatched(self) -> Unmatched:
+        """Return what of the slots does not fit the rows; see `TableReader.unmatched`.
+
+        Counters are not told of: engines count keys that have no row, and rows without a counter were never counted.
+        """
+        found = {name: self._differences(name) for name in self._keyed if name.startswith("slot:")}
+        return Unmatched(
+            tuple(surplus for _, surplus in found.values() if surplus),
+            tuple(
+                f"{missing}; they became {_zeros(self._keyed[name])}" for name, (missing, _) in found.items() if missing
+            ),
+        )
 
     def fill(self, slots: Mapping[str, float]) -> None:
         """Say what the rows that slots lack are made of, by the slots' names, where the file does not."""
@@ -324,6 +325,25 @@ class KeyedSlotsTable(ColumnTable):
             )
         return self._same[which]
 
+    def _differences(self, name: str) -> tuple[str, str]:
+        """Say which rows a joined column lacks, and how many it has too many; empty where it is not so."""
+        column, every_part = self._keyed[name], {(name, part) for part in range(self.parts)}
+        if len(column.keys) == self.parts and every_part <= self._went_along:
+            return "", ""
+        with self._joining:
+            if self._same_keys(column):
+                return "", ""
+        what = name.replace("slot:", "slot ")
+        missing = np.flatnonzero(self._row_map(name, verify=False) < 0)
+        few = ", ".join(map(str, super().take(missing[:_FEW], Columns()).keys.tolist())) + ", ..." * (
+            len(missing) > _FEW
+        )
+        surplus = self._surplus(column)
+        return (
+            f"{what} has no row for {len(missing)} of {self.rows} keys ({few})" if len(missing) else "",
+            f"{what} has {surplus} rows whose keys the table has not, or has twice" if surplus else "",
+        )
+
     def _surplus(self, column: KeyedColumn) -> int:
         """Count the rows of a joined column that no row of the table takes."""
         back = match_rows(self._keys_of(column), self._own_keys(), (column.rows, self.rows), memory=self._memory)
@@ -348,6 +368,10 @@ class _Aligned:
         if own is None or values is None or not np.array_equal(self._decode(own), keys):
             return None
         return values
+
+
+def _zeros(column: KeyedColumn) -> str:
+    return f"{column.fill:g}" if column.fill else "zeros"
 
 
 def _width(column: Column) -> int:

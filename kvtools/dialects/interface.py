@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -58,6 +58,17 @@ class Origin:
 def _of(module: str, name: str) -> Any:
     """Return a function that works on tables, from a module that is about them and is loaded where it is called."""
     return getattr(importlib.import_module(f"kvtools.{module}"), name)
+
+
+class Unmatched(NamedTuple):
+    """How columns with keys of their own differ from their table, a sentence each.
+
+    left_out   rows of theirs that no row of the table takes
+    made_up    rows of the table for which they have none
+    """
+
+    left_out: tuple[str, ...] = ()
+    made_up: tuple[str, ...] = ()
 
 
 class TableReader(ABC):
@@ -147,6 +158,10 @@ class TableReader(ABC):
     def check(self) -> Iterator[Finding]:
         """Yield what is wrong with the table in ways that only its dialect knows; reads as much as that takes."""
         return iter(())
+
+    def unmatched(self) -> Unmatched:
+        """Return what of optimizer slots that have keys of their own does not fit the rows; reads keys alone."""
+        return Unmatched()
 
     def all_keys(self, *, verify: bool = True) -> Array:
         """Return a copy of all keys [rows], in row order."""

@@ -14,14 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtools.dialects.bundle import Bundle
+from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.deeprec import BucketShard
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.merge import merge
 from kvtools.migrate import write_tables
 from kvtools.partition import owners
+from kvtools.repair import repair
+from kvtools.row_mask import RowMask
+from kvtools.table_view import MaskedTable
 
 Make = Callable[..., Any]
 Save = Callable[..., Path]
@@ -331,8 +336,44 @@ def test_slot_keys_that_differ_are_errors(save_plain: Save, tmp_path: Path) -> N
     (chunk,) = table.chunks()
     np.testing.assert_array_equal(chunk.slots["Adam"], rows_of(np.array([2, 4])))
     np.testing.assert_array_equal(chunk.slots["Adam_1"], [[0, 0, 0, 0], rows_of(np.array([4]))[0]])
-    write_tables([table], tmp_path / "mended", "deeprec")
-    assert list(only_table(tmp_path / "mended").check()) == []
+    for read_by_key in (False, True):
+        table = only_table(tmp_path / "a")
+        if read_by_key:
+            table.take(np.arange(2), ALL_COLUMNS)
+        account = write_tables([table], tmp_path / "mended", "deeprec", options=WriteOptions(force=True))
+        (said,) = account.tables
+        surplus = "rows whose keys the table has not, or has twice"
+        assert said.losses == (f"slot Adam has 1 {surplus}", f"slot Adam_1 has 2 {surplus}")
+        assert said.changes == ("slot Adam_1 has no row for 1 of 2 keys (2); they became zeros",)
+        assert not account.lossless
+        mended = only_table(tmp_path / "mended")
+        assert list(mended.check()) == []
+        np.testing.assert_array_equal(mended.to_numpy().slots["Adam_1"][mended.all_keys() == 2], [[0, 0, 0, 0]])
+        assert write_tables([mended], tmp_path / "again", "deeprec", options=WriteOptions(force=True)).lossless
+
+
+def test_slots_that_are_not_written_are_not_matched(save_plain: Save, tmp_path: Path) -> None:
+    tensors = variable("emb/part_0", [2, 4]) | variable("emb/part_0/Adam", [4, 6])
+    table = only_table(save_plain(tmp_path / "a", tensors))
+    (said,) = write_tables([table], tmp_path / "out", "snapshot").tables
+    assert not any("rows whose keys" in line for line in (*said.losses, *said.changes))
+    assert any("optimizer slots" in line for line in said.losses)
+
+
+def test_slot_keys_of_a_clipped_and_of_a_merged_table(save_plain: Save, tmp_path: Path) -> None:
+    tensors = variable("emb/part_0", [2, 4]) | variable("emb/part_0/Adam", [2, 4, 6])
+    first = open_checkpoint(save_plain(tmp_path / "a", tensors))
+    second = open_checkpoint(save_plain(tmp_path / "b", variable("emb/part_0", [8]) | variable("emb/part_0/Adam", [8])))
+    surplus = "slot Adam has 1 rows whose keys the table has not, or has twice"
+    mask = RowMask((2,), memory=1 << 20)
+    mask.put(0, 0, np.array([True, False]))
+    clipped = write_tables([MaskedTable(first.table("emb"), mask)], tmp_path / "clipped", "deeprec")
+    assert surplus in clipped.tables[0].losses
+    merged, _ = merge([first, second], tmp_path / "merged", to="deeprec")
+    (line,) = [line for line in merged.tables[0].losses if surplus in line]
+    assert str(tmp_path / "a") in line
+    (mended,) = repair(first, tmp_path / "repaired").account.tables
+    assert not any(surplus in line for line in mended.losses)
 
 
 def lie(**arrays: Any) -> Callable[[Tensors], Any]:

@@ -384,6 +384,9 @@ def test_slot_rows_of_other_keys_are_zeros_and_findings(save_plain: Save, tmp_pa
     expected[1] = 0
     np.testing.assert_array_equal(chunk.slots["Adam"], expected)
     assert [(finding.severity, finding.check) for finding in table.check()] == [("warning", "slot-keys")] * 2
+    (said,) = write_tables([table], tmp_path / "out", "tfplus").tables
+    assert "slot Adam has 1 rows whose keys the table has not, or has twice" in said.losses
+    assert "slot Adam has no row for 1 of 3 keys (4); they became zeros" in said.changes
 
 
 @pytest.mark.parametrize(
