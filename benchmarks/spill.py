@@ -12,6 +12,7 @@ takes for one, and what a save takes. Prints one JSON object.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -28,7 +29,7 @@ from adam_step import adam_step
 
 import tfplugin
 
-DIM, BATCH, TURNS, STEPS = 16, 65536, 9, 6
+DIM, BATCH, TURNS, STEPS, WARM = 16, 65536, 9, 6, 128
 ROW_BYTES = DIM * 4 * 3  # the value, and two slots of Adam
 BESIDE_ROW = 20  # bytes of memory for each row that is in it
 ASKED = 0.5
@@ -97,8 +98,9 @@ def main(rows: int, folder: str) -> None:
         files = spill_files(own)
         tables["memory"] = trained("memory", rows)
         result: dict[str, object] = {"rows": rows, "dim": DIM, "batch": BATCH, "max_memory": max_memory}
-        batches = [tf.constant(b) for b in ids.batches("zipf", rows, BATCH, 64)]
-        for batch in batches:  # warm: what is hot comes into memory
+        # Each once: of batches that come again all rows would be in memory by then.
+        batches = iter([tf.constant(b) for b in ids.batches("zipf", rows, BATCH, WARM + 2 * TURNS * STEPS)])
+        for batch in itertools.islice(batches, WARM):  # what is hot comes into memory
             for _, step in tables.values():
                 step(batch)
         table = tables["spilled"][0]
@@ -107,13 +109,13 @@ def main(rows: int, folder: str) -> None:
             read = -read_bytes()
             for turn in range(TURNS):
                 took = {}
+                own_batches = list(itertools.islice(batches, STEPS))
                 for name in sorted(tables, reverse=bool(turn % 2)):
                     _, step = tables[name]
                     took[name] = 0.0
-                    for i in range(STEPS):
+                    for batch in own_batches:
                         if how == "from_disk":
                             dropped(files)
-                        batch = batches[(turn * STEPS + i) % len(batches)]
                         begin = time.perf_counter()
                         step(batch)
                         took[name] += (time.perf_counter() - begin) / STEPS
