@@ -196,7 +196,7 @@ void RowCache::Fetch(const std::vector<uint32_t>& rows) {
     const uint32_t slot = SlotOf(rows[i]);
     const uint32_t frame = TakeFrame();
     where_[rows[i]] = frame;
-    frames_[frame] = {rows[i], slot, batch_, 1};
+    frames_[frame] = {rows[i], slot, batch_, 0};
     std::memcpy(Row(rows[i]), reads.Row(i), static_cast<size_t>(row_bytes_));
   }
 }

@@ -20,8 +20,8 @@ using ConvertRows = std::function<void(const char* old_rows, char* new_rows, uin
 // A row keeps its number for life; where its bytes are is one word per row: a frame in memory, or a slot in the file.
 //
 // Memory is frames of one row each, as many as fit. Who writes rows brings them in first, and may evict others for that: a
-// clock hand goes around the frames and takes rows that were not touched since it was there last, those touched often after
-// three rounds only. Rows of the batch at hand are never taken. Who only reads takes a row from the file where it is, and
+// clock hand goes around the frames and takes rows that were not touched since they came or since it was there last, those
+// touched often after as many rounds, up to seven. Rows of the batch at hand are never taken. Who only reads takes a row from the file where it is, and
 // changes nothing.
 //
 // The file is a log of segments: rows that are evicted are written one behind the other to the open one, whatever they had
@@ -95,7 +95,7 @@ class RowCache {
   static constexpr int kSlotBits = 12;         // of a slot's place in its segment
   static constexpr uint32_t kMostSegments = (kInFile >> kSlotBits) - 1;
   static constexpr size_t kSegmentBytes = size_t{1} << 20;
-  static constexpr uint8_t kMostTouches = 3;
+  static constexpr uint8_t kMostTouches = 7;
 
   struct Frame {
     uint32_t row = kNone;
