@@ -25,6 +25,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -153,11 +154,13 @@ class Benchmark {
     const DeviceArray<uint64_t> count(1);
     const DeviceEvicted evicted{evicted_keys.data(), evicted_values.data(), evicted_scores.data(), batch_,
                                 count.data()};
+    const auto give_scores = [&](uint64_t run) {
+      Keys given(Size());
+      for (size_t i = 0; i < given.size(); ++i) given[i] = run << 32 | Mix64(run << 40 | i) >> 32;
+      scores.Set(given);
+    };
     const auto make = [&](uint64_t run) {
-      Keys keys(Size());
-      for (size_t i = 0; custom && i < keys.size(); ++i) keys[i] = run << 32 | Mix64(run << 40 | i) >> 32;
-      if (custom) scores.Set(keys);
-      keys = NewKeys(run);
+      Keys keys = NewKeys(run);
       const Keys last = NewKeys(run - 1);
       std::copy(last.end() - static_cast<ptrdiff_t>(hits), last.end(), keys.begin());
       Shuffle(&keys, run);
@@ -165,10 +168,12 @@ class Benchmark {
     };
     const double fresh = 1 - static_cast<double>(hits) / static_cast<double>(batch_);
     // A stamp and a score are written for each key; custom ones are read before.
-    Report(operation.c_str(), make, {1, 1, fresh, custom ? 24.0 : 16.0, fresh}, [&] {
+    const auto queue = [&] {
       table_->InsertAndEvict(Batch(true), values_.data(), custom ? scores.data() : nullptr, kOld, evicted,
                              nullptr);
-    });
+    };
+    Report(operation.c_str(), make, {1, 1, fresh, custom ? 24.0 : 16.0, fresh}, queue, After::kNothing,
+           custom ? give_scores : std::function<void(uint64_t)>());
   }
 
   // Speeds are in rows of the table.
@@ -267,13 +272,23 @@ class Benchmark {
       std::swap((*keys)[i], (*keys)[Mix64(run << 40 | i) % (i + 1)]);
   }
 
-  // `queue` works on the batch that `make` made for this run.
+  // `queue` works on the batch that `make` made for this run. Batches are made before, all at once: the device
+  // is not to wait for them.
   void Report(const char* operation, const std::function<Keys(uint64_t)>& make, const Traffic& traffic,
-              const std::function<void()>& queue, After after = After::kNothing) {
+              const std::function<void()>& queue, After after = After::kNothing,
+              const std::function<void(uint64_t)>& prepare = nullptr) {
     double best = 1e9;
     int64_t distinct = 0;
+    std::vector<Keys> batches(kWarmUps + kTimed);
+    std::vector<std::thread> makers;
+    for (size_t run = 0; run < batches.size(); ++run) {
+      makers.emplace_back([&, run] { batches[run] = make(runs_ + 1 + run); });
+    }
+    for (std::thread& maker : makers) maker.join();
     for (int run = 0; run < kWarmUps + kTimed; ++run) {
-      const Keys keys = make(++runs_);
+      const Keys& keys = batches[static_cast<size_t>(run)];
+      ++runs_;
+      if (prepare) prepare(runs_);
       keys_.Set(keys);
       const double seconds = Seconds(queue);
       if (run >= kWarmUps) best = std::min(best, seconds);
