@@ -5,13 +5,14 @@
 // The method is the one HierarchicalKV's benchmark uses, so that numbers can be held against its table:
 // 64-bit keys and float32 rows; the table is filled with consecutive keys to a part ("load") of the rows it
 // has room for; a timed batch has 60% keys of the batch inserted last and 40% that are not there, all
-// different; nine warm-ups; the time is one call and a wait for its stream, the better of two. Names are
-// those of its operations; a star means that the call gives pointers to rows in place of values. Beside it:
+// different, in no order; nine warm-ups; the time is one call and a wait for its stream, the better of two. Names are
+// those of its operations; a star means that the call gives pointers to rows in place of values; assign leaves out
+// keys that are not there. Beside it:
 // batches of new keys only, of hits all over the table, and of keys after Zipf's law, where some occur very
 // often.
 //
 // insert_and_evict has bounded tables of its own, full to their capacity (load 1, whatever the loads are):
-// for each of three policies, batches of new keys only and of half new keys, the others from the batch
+// for each of three policies, batches of new keys only and of 40% new keys, the others of one batch
 // before. Each new key evicts a row, which is handed out: key, value and score.
 //
 // "bytes" is the least that an operation must move: keys, one 64-byte bucket for each that is different, rows
@@ -78,9 +79,9 @@ class Benchmark {
     Fill(rows_);
     const int64_t before = table_->EvictedCount();
     InsertAndEvict("insert_and_evict, " + policy + ", all new", eviction, 0);
-    InsertAndEvict("insert_and_evict, " + policy + ", half new", eviction, Size() / 2);
+    InsertAndEvict("insert_and_evict, " + policy + ", 40% new", eviction, Hits());
     const int64_t evicted = table_->EvictedCount() - before;
-    const int64_t expected = (kWarmUps + kTimed) * (2 * batch_ - batch_ / 2);
+    const int64_t expected = (kWarmUps + kTimed) * (2 * batch_ - static_cast<int64_t>(Hits()));
     if (evicted != expected || table_->Size() != rows_) {
       throw Error(ErrorCode::kFailedPrecondition,
                   "insert_and_evict, " + policy + ": " + std::to_string(evicted) + " rows went; expected " +
@@ -115,9 +116,11 @@ class Benchmark {
   }
 
   void WritesToRowsThatAreThere() {
+    const auto mixed = [&](uint64_t run) { return MixedKeys(run); };
     const auto last = [&](uint64_t run) { return LastKeys(run); };
     const auto zipf = [&](uint64_t run) { return ZipfIds(Size(), Filled(), run); };
-    Report("assign", last, {1, 1, 0, 8}, [&] { Upsert(true); });
+    Report("assign", mixed, {0.6, 0.6, 0, 8}, [&] { Upsert(true, true); });
+    Report("insert_or_assign, all there", last, {1, 1, 0, 8}, [&] { Upsert(true); });
     Report("assign, Zipf", zipf, {1, 1, 0, 8}, [&] { Upsert(false); });
     Report("accum, Zipf", zipf, {2, 1, 0, 8},
            [&] { table_->Accumulate(Batch(false), values_.data(), true, kOld, nullptr); });
@@ -143,8 +146,7 @@ class Benchmark {
         [&] { table_->PointersOrInsert(Batch(true), Pointers(), kOld, nullptr, nullptr); }, after);
   }
 
-  // `hits` keys of a batch are the last new ones of the batch before. Custom scores rise from batch to
-  // batch.
+  // `hits` keys of a batch are of the last one before all of these. Custom scores rise from batch to batch.
   void InsertAndEvict(const std::string& operation, Eviction eviction, size_t hits) {
     const bool custom = eviction == Eviction::kCustom;
     DeviceArray<uint64_t> scores(custom ? batch_ : 1);
@@ -159,9 +161,9 @@ class Benchmark {
       for (size_t i = 0; i < given.size(); ++i) given[i] = run << 32 | Mix64(run << 40 | i) >> 32;
       scores.Set(given);
     };
+    const Keys last = NewKeys(runs_);
     const auto make = [&](uint64_t run) {
       Keys keys = NewKeys(run);
-      const Keys last = NewKeys(run - 1);
       std::copy(last.end() - static_cast<ptrdiff_t>(hits), last.end(), keys.begin());
       Shuffle(&keys, run);
       return keys;
@@ -206,6 +208,7 @@ class Benchmark {
   DeviceKeys Batch(bool distinct) const { return {keys_.data(), batch_, distinct}; }
   void** Pointers() const { return reinterpret_cast<void**>(values_.data()); }
   size_t Size() const { return static_cast<size_t>(batch_); }
+  size_t Hits() const { return Size() * 6 / 10; }  // of a batch of both
   uint64_t Filled() const { return static_cast<uint64_t>(filled_); }
   double RowBytes() const { return static_cast<double>(dim_) * sizeof(float); }
 
@@ -219,7 +222,11 @@ class Benchmark {
     table_->Reserve(rows_, 2 * batch_, nullptr);
   }
 
-  void Upsert(bool distinct) { table_->Upsert(Batch(distinct), values_.data(), kOld, nullptr); }
+  void Upsert(bool distinct, bool existing_only = false) {
+    Stamp stamp = kOld;
+    stamp.existing_only = existing_only;
+    table_->Upsert(Batch(distinct), values_.data(), stamp, nullptr);
+  }
 
   void Export(const RowPredicate& predicate) {
     const auto exporter = table_->Export(predicate);
@@ -262,8 +269,7 @@ class Benchmark {
   }
   Keys MixedKeys(uint64_t run) const {
     Keys keys = NewKeys(run);
-    const size_t hits = keys.size() * 6 / 10;
-    for (size_t i = 0; i < hits; ++i) keys[i] = Filled() - keys.size() + i;
+    for (size_t i = 0; i < Hits(); ++i) keys[i] = Filled() - keys.size() + i;
     Shuffle(&keys, run);
     return keys;
   }

@@ -33,7 +33,9 @@ struct BatchClaims {
     for (uint64_t at = HomeOf(row);; at = After(at)) {
       uint64_t seen = LoadRelaxed(&claims[at]);
       if (seen == kNone && ReplaceRelaxed(&claims[at], &seen, mine)) return;
-      if (seen >> 32 == row) return RaiseTo(&claims[at], mine);
+      if (seen >> 32 != row) continue;
+      if (seen < mine) RaiseTo(&claims[at], mine);
+      return;
     }
   }
 

@@ -9,7 +9,9 @@
 // launches on a table come one after the other:
 //
 //   - Searching launches change nothing, and take no precautions.
-//   - In an inserting launch buckets only fill up. Whoever inserts first searches, to the end; then he takes
+//   - In an inserting launch buckets only fill up, and a searching launch before has found the keys that are there,
+//     so that it is about the others alone. Where a batch may have equal keys, whoever inserts first searches, to the
+//     end; then he takes
 //     the lock of the first bucket with room by replacing the very meta word that he saw there. That it is
 //     still the same proves that nobody has put a key there since; all buckets before are full, without the
 //     key, and stay so; and nobody puts the key in a later bucket while this one has room. So of the threads
@@ -114,9 +116,8 @@ struct DeviceIndex {
       do {
         DeviceBucket& bucket = buckets[at];
         const uint32_t meta = LoadAcquire(&bucket.meta);
-        for (int s = 0; s < DeviceBucket::kKeys; ++s) {
-          if ((meta >> s & 1) != 0 && bucket.keys[s] == key) return bucket.rows[s];
-        }
+        const int place = PlaceOf(bucket, meta, key);
+        if (place >= 0) return bucket.rows[place];
         if (!DeviceBucket::IsFull(meta)) {
           if (!has_open) {
             has_open = true;
@@ -138,8 +139,8 @@ struct DeviceIndex {
     }
   }
 
-  // Inserts a key that is not there, in a launch whose keys all differ.
-  KVTABLE_HOST_DEVICE void InsertNew(uint64_t key, uint32_t row) const {
+  // Inserts a key that is not there, in a launch whose keys all differ, and returns where.
+  KVTABLE_HOST_DEVICE Slot InsertNew(uint64_t key, uint32_t row) const {
     const uint64_t home = HomeOf(key);
     uint64_t at = home;
     Slot slot = 0;
@@ -154,6 +155,7 @@ struct DeviceIndex {
       }
     }
     for (uint64_t passed = home; passed != at; passed = After(passed)) CountPassage(passed, true);
+    return slot;
   }
 
   // ---- Erasing launches
@@ -169,10 +171,10 @@ struct DeviceIndex {
     do {
       DeviceBucket& bucket = buckets[at];
       const uint32_t meta = LoadRelaxed(&bucket.meta);
-      for (int s = 0; s < DeviceBucket::kKeys; ++s) {
-        if ((meta >> s & 1) != 0 && bucket.keys[s] == key) {
-          return goes(bucket.rows[s]) && EraseAt(at, s) ? bucket.rows[s] : kNoRow;
-        }
+      const int place = PlaceOf(bucket, meta, key);
+      if (place >= 0) {
+        const uint32_t row = bucket.rows[place];
+        return goes(row) && EraseAt(at, place) ? row : kNoRow;
       }
       if (DeviceBucket::Passed(meta) == 0) return kNoRow;
       at = After(at);
@@ -194,6 +196,26 @@ struct DeviceIndex {
   struct AnyRow {
     KVTABLE_HOST_DEVICE bool operator()(uint32_t /*row*/) const { return true; }
   };
+
+  // Where a key is among the places of a bucket that `meta` calls valid; -1 where it is not.
+  KVTABLE_HOST_DEVICE static int PlaceOf(const DeviceBucket& bucket, uint32_t meta, uint64_t key) {
+    int place = -1;
+#if defined(__CUDA_ARCH__)
+    // All loads at once; what is in places that are not valid means nothing.
+    uint64_t keys[DeviceBucket::kKeys];
+    KVTABLE_UNROLL
+    for (int s = 0; s < DeviceBucket::kKeys; ++s) keys[s] = bucket.keys[s];
+    KVTABLE_UNROLL
+    for (int s = 0; s < DeviceBucket::kKeys; ++s) {
+      if ((meta >> s & 1) != 0 && keys[s] == key) place = s;
+    }
+#else
+    for (int s = 0; place < 0 && s < DeviceBucket::kKeys; ++s) {
+      if ((meta >> s & 1) != 0 && bucket.keys[s] == key) place = s;
+    }
+#endif
+    return place;
+  }
 
   // Puts a key into a bucket with room, if its meta word is still `meta`, and not locked.
   KVTABLE_HOST_DEVICE bool Append(uint64_t at, uint32_t meta, uint64_t key, uint32_t row, Slot* slot) const {

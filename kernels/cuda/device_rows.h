@@ -12,16 +12,22 @@
 namespace kvtable {
 
 // What is kept beside each row. The row's key is in the index only.
-struct DeviceStamp {
+struct alignas(8) DeviceStamp {
   uint32_t frequency;
   uint32_t version;
 };
 
 // Rows lie in slabs of the same number of rows, a power of two: in device memory or, beyond what the table
 // may use of it, in pinned host memory. Stamps are in device memory always.
-struct DeviceSlab {
+struct alignas(16) DeviceSlab {
   char* rows;
   DeviceStamp* stamps;
+};
+
+// Where a row and its stamp lie.
+struct PlacedRow {
+  char* row;
+  DeviceStamp* stamp;
 };
 
 // How many rows there are. Kernels read it, and count in `fresh` and `freed` what they take and give back; a
@@ -45,6 +51,12 @@ struct DeviceRows {
 
   KVTABLE_HOST_DEVICE char* Row(uint32_t row) const {
     return slabs[row >> slab_bits].rows + static_cast<int64_t>(row & ((1u << slab_bits) - 1)) * row_bytes;
+  }
+  // Both at once: one load tells them.
+  KVTABLE_HOST_DEVICE PlacedRow At(uint32_t row) const {
+    const DeviceSlab slab = slabs[row >> slab_bits];
+    const uint32_t place = row & ((1u << slab_bits) - 1);
+    return {slab.rows + static_cast<int64_t>(place) * row_bytes, slab.stamps + place};
   }
   KVTABLE_HOST_DEVICE DeviceStamp* StampOf(uint32_t row) const {
     return slabs[row >> slab_bits].stamps + (row & ((1u << slab_bits) - 1));

@@ -235,7 +235,7 @@ class DeviceTableImpl : public DeviceTable {
   using Block = DeviceBlock<Device>;
 
   static constexpr uint32_t kLanesOfRow = RowTile<typename Device::Lanes>::kCount;
-  static constexpr double kMaxLoad = 0.8;       // 64 / 5 / 0.8 = 16 bytes of index per key
+  static constexpr double kMaxLoad = 0.7;       // 64 / 5 / 0.7 = 18.3 bytes of index per key; see benchmarks/NOTES.md
   static constexpr double kIndexGrowth = 1.25;  // a rebuild is a stream
   static constexpr int64_t kRowGrowth =
       8;  // by an eighth: rows never move, so growth costs nothing but calls
@@ -492,15 +492,13 @@ class DeviceTableImpl : public DeviceTable {
   // Finds or makes the row of each key; numbers() are their rows then. A new row's slots that copy the value
   // are the caller's to see to.
   void Insert(const DeviceKeys& keys, FirstValue first_value, bool* inserted,
-              const std::optional<AdmissionDraw>& admission);
+              const AdmissionDraw& admission);
 
-  // Which missing keys an operation may make rows for; none where it may for all. Those that it may not for are
-  // kNoRow in numbers() then.
-  std::optional<AdmissionDraw> MayInsert(double probability = 1.0, uint64_t seed = 0) const {
-    if (probability == 1.0 && !options_.padding_key) return std::nullopt;
+  // Which missing keys an operation may make rows for. Those that it may not for are kNoRow in numbers() then.
+  AdmissionDraw MayInsert(double probability = 1.0, uint64_t seed = 0) const {
     return AdmissionDraw(probability, seed, options_.padding_key);
   }
-  std::optional<AdmissionDraw> MayInsert(Stamp stamp) const {
+  AdmissionDraw MayInsert(Stamp stamp) const {
     return MayInsert(stamp.existing_only ? 0.0 : 1.0, 0);
   }
 
@@ -539,7 +537,7 @@ class DeviceTableImpl : public DeviceTable {
   void CopyValueToSlots(int64_t n);
 
   void InsertStamped(const DeviceKeys& keys, Stamp stamp, bool* inserted,
-                     const std::optional<AdmissionDraw>& admission);
+                     const AdmissionDraw& admission);
 
   void WriteStamped(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp);
 
@@ -562,6 +560,11 @@ class DeviceTableImpl : public DeviceTable {
   // The batch whose rows are in numbers(), equal rows side by side. In memory that new keys no longer need.
   BatchGradients SortedByRow(const DeviceKeys& keys, const void* gradients);
 
+  // Sums of rows that occur very often in a batch: log2 of a chunk's positions (0: no chunks), memory, and the launch.
+  static int ChunkBitsFor(int64_t n);
+  void PrepareChunkSums(int64_t n);
+  void SumChunks(BatchGradients* batch);
+
   void StampRows(int64_t n, const bool* only, Stamp stamp);
 
   // Claims for a batch whose rows are in numbers().
@@ -569,7 +572,7 @@ class DeviceTableImpl : public DeviceTable {
 
   // Returns the claims of the last occurrences.
   BatchClaims WriteColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in,
-                           const std::optional<AdmissionDraw>& admission);
+                           const AdmissionDraw& admission);
 
   bool CopiesValue() const {
     return std::any_of(layout_.slots.begin(), layout_.slots.end(),
@@ -638,6 +641,7 @@ class DeviceTableImpl : public DeviceTable {
   int64_t scratch_keys_ = 0;
   Block claims_;
   Block sort_scratch_;
+  Block chunk_sums_;
   int64_t sortable_keys_ = 0;
   Block working_;  // see WorkingMemory
   Block marks_;    // of zero rows; none until one may be

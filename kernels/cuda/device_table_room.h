@@ -21,7 +21,7 @@ DeviceMemoryUse DeviceTableImpl<Device>::Memory() const {
   use.host_bytes = host_rows_.bytes();
   use.slack_bytes = device_rows_.bytes() + use.host_bytes - use.row_bytes;
   use.scratch_bytes = static_cast<int64_t>(scratch_.bytes() + claims_.bytes() + sort_scratch_.bytes() +
-                                           working_.bytes() + moving_.bytes()) +
+                                           chunk_sums_.bytes() + working_.bytes() + moving_.bytes()) +
                       evictor_.scratch_bytes();
   return use;
 }

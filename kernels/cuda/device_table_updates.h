@@ -35,8 +35,11 @@ void DeviceTableImpl<Device>::Apply(const DeviceKeys& keys, const void* gradient
   }
   // All that may fail for want of memory, before anything changes.
   PrepareScratch(keys.n);
-  EnsureRoom(keys);
-  if (!keys.distinct) PrepareSort();
+  if (!stamp.existing_only) EnsureRoom(keys);
+  if (!keys.distinct) {
+    PrepareSort();
+    PrepareChunkSums(keys.n);
+  }
   if (Count(working.bytes) > working_.bytes()) {
     working_ = Allocate(Count(working.bytes), MemoryPlace::kDevice, "working memory");
   }
@@ -47,6 +50,7 @@ void DeviceTableImpl<Device>::Apply(const DeviceKeys& keys, const void* gradient
   NoteWrites(keys.n);
   CopyValueToSlots(keys.n);
   rows.batch = SortedByRow(keys, gradients);
+  SumChunks(&rows.batch);
   rows.keys = Batch(keys);
   rows.rows = rows_;
   if (update.skip_nonfinite) {
@@ -103,6 +107,38 @@ BatchGradients DeviceTableImpl<Device>::SortedByRow(const DeviceKeys& keys, cons
   batch.row_of = rows;
   batch.place_of = places;
   return batch;
+}
+
+// Near the square root of a batch, so that of neither chunks nor positions in one a hot row has very many; none in
+// small batches.
+template <class Device>
+int DeviceTableImpl<Device>::ChunkBitsFor(int64_t n) {
+  constexpr int64_t kLeast = 512;
+  if (kLanesOfRow == 1 || n < kLeast) return 0;
+  int bits = 0;
+  while (n >> bits != 0) ++bits;
+  return std::max(5, bits / 2 - 2);
+}
+
+template <class Device>
+void DeviceTableImpl<Device>::PrepareChunkSums(int64_t n) {
+  const int bits = ChunkBitsFor(n);
+  if (bits == 0) return;
+  const size_t bytes = Count((n >> bits) * options_.dim) * sizeof(double);
+  if (bytes > chunk_sums_.bytes()) chunk_sums_ = Allocate(bytes, MemoryPlace::kDevice, "sums of gradients");
+}
+
+template <class Device>
+void DeviceTableImpl<Device>::SumChunks(BatchGradients* batch) {
+  const int bits = batch->place_of == nullptr ? 0 : ChunkBitsFor(static_cast<int64_t>(batch->n));
+  if (bits == 0) return;
+  batch->chunk_bits = bits;
+  VisitValueType(options_.value_type, [&](auto t) {
+    using T = decltype(t);
+    using C = typename Element<T>::Compute;
+    device_.Launch(batch->chunks() * kLanesOfRow, SumChunksBody<T>{*batch, chunk_sums_.template as<C>()});
+  });
+  batch->chunk_sums = chunk_sums_.data();
 }
 
 }  // namespace kvtable

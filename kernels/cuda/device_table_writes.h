@@ -128,16 +128,21 @@ void DeviceTableImpl<Device>::IncreaseFrequency(const DeviceKeys& keys, const ui
 
 template <class Device>
 void DeviceTableImpl<Device>::Insert(const DeviceKeys& keys, FirstValue first_value, bool* inserted,
-                                     const std::optional<AdmissionDraw>& admission) {
+                                     const AdmissionDraw& admission) {
   CheckBatch(keys.n);
   const uint64_t n = Count(keys.n);
   PrepareScratch(keys.n);
-  EnsureRoom(keys);
+  if (!admission.AdmitsNone()) EnsureRoom(keys);
   PrepareEviction(keys.n);
   MoveHotRowsInTurn();  // before any row is found
-  if (admission) device_.Launch(n, AdmitBody{Batch(keys), index_, *admission, numbers()});
-  device_.Launch(n, InsertBody{Batch(keys), index_, rows_, numbers(), new_keys(), new_slots(), inserted,
-                               admission.has_value()});
+  Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+  if (admission.AdmitsNone()) {
+    if (inserted != nullptr) device_.Fill(inserted, 0, n * sizeof(bool));
+    if (CopiesValue()) device_.Fill(&words_.template as<Words>()->num_new, 0, sizeof(uint32_t));
+    return;
+  }
+  device_.Launch(n, InsertBody{Batch(keys), keys.distinct, admission, index_, rows_, numbers(), new_keys(), new_slots(),
+                               inserted});
   device_.Launch(n, PlaceNewBody{Batch(keys), index_, rows_, new_keys(), new_slots(), initial_, first_value,
                                  first_slots_.data() + value_bytes_, Alignment(Count(value_bytes_)),
                                  Alignment(Count(value_bytes_))});
@@ -158,7 +163,7 @@ void DeviceTableImpl<Device>::CopyValueToSlots(int64_t n) {
 
 template <class Device>
 void DeviceTableImpl<Device>::InsertStamped(const DeviceKeys& keys, Stamp stamp, bool* inserted,
-                                            const std::optional<AdmissionDraw>& admission) {
+                                            const AdmissionDraw& admission) {
   PrepareScratch(keys.n);
   bool* const is_new = inserted == nullptr ? flags() : inserted;
   Insert(keys, FirstValue::kInitial, is_new, admission);
@@ -212,7 +217,7 @@ BatchClaims DeviceTableImpl<Device>::Claim(const DeviceKeys& keys, bool first) {
 
 template <class Device>
 BatchClaims DeviceTableImpl<Device>::WriteColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in,
-                                                  const std::optional<AdmissionDraw>& admission) {
+                                                  const AdmissionDraw& admission) {
   const void* value = nullptr;
   for (const ColumnIn& column : in) {
     if (column.column == 0) value = column.data;

@@ -11,18 +11,32 @@
 
 namespace kvtable {
 
-// Lists the row of each lane that has freed one, which was `key`'s. All lanes take part.
-template <class Lanes>
-KVTABLE_HOST_DEVICE inline void GiveBack(const Lanes& lanes, const DeviceRows& rows, uint32_t row,
-                                         uint64_t key) {
-  rows.changes.NoteEnd(lanes, row, key);
-  const uint32_t n = lanes.Count(row != kNoRow, &rows.counters->freed);
+// Lists the row of each lane that has freed one, which was `key`'s and has place n among those of the launch.
+KVTABLE_HOST_DEVICE inline void ListFreed(const DeviceRows& rows, uint32_t row, uint32_t n) {
   if (row == kNoRow) return;
   rows.free_rows[rows.counters->free + n] = row;
   rows.ranks.End(row);
 }
 
+// The same for a whole warp; all lanes take part.
+template <class Lanes>
+KVTABLE_HOST_DEVICE inline void GiveBack(const Lanes& lanes, const DeviceRows& rows, uint32_t row,
+                                         uint64_t key) {
+  rows.changes.NoteEnd(lanes, row, key);
+  ListFreed(rows, row, lanes.Count(row != kNoRow, &rows.counters->freed));
+}
+
+// The same in a body for whole blocks, all lanes of which take part.
+template <class Lanes>
+KVTABLE_HOST_DEVICE inline void GiveBackInBlock(const Lanes& lanes, const DeviceRows& rows, uint32_t row,
+                                                uint64_t key) {
+  rows.changes.NoteEnd(lanes, row, key);
+  ListFreed(rows, row, lanes.CountInBlock(row != kNoRow ? 1 : 0, &rows.counters->freed));
+}
+
 struct EraseBody {
+  static constexpr bool kWholeBlocks = true;
+
   BatchKeys keys;
   DeviceIndex index;
   DeviceRows rows;
@@ -31,7 +45,7 @@ struct EraseBody {
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t i = first + lanes.lane();
     const uint64_t key = i < keys.n ? keys.At(i) : 0;
-    GiveBack(lanes, rows, i < keys.n ? index.Erase(key) : kNoRow, key);
+    GiveBackInBlock(lanes, rows, i < keys.n ? index.Erase(key) : kNoRow, key);
   }
 };
 

@@ -254,11 +254,14 @@ struct PickBinBody {
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t) const {
     EvictionWords* const words = view.rows.words;
     if (words->wanted == 0) return;
-    // Each lane has a run of bins.
-    const uint32_t each = view.num_samples / Lanes::kCount + 1;
-    const uint32_t begin = lanes.lane() * each;
+    // Each lane has a run of bins; those beyond the samples are empty.
+    constexpr uint32_t kEach = EvictionWords::kMostSamples / Lanes::kCount + 1;
+    const uint32_t begin = lanes.lane() * kEach;
     uint32_t rows = 0;
-    for (uint32_t b = begin; b < begin + each && b <= view.num_samples; ++b) rows += words->counts[b];
+    KVTABLE_UNROLL
+    for (uint32_t b = 0; b < kEach; ++b) {
+      if (begin + b <= EvictionWords::kMostSamples) rows += words->counts[begin + b];
+    }
     uint32_t below = 0;
     for (uint32_t lane = 0; lane < Lanes::kCount; ++lane) {
       const uint32_t theirs = lanes.From(lane, rows);
@@ -275,8 +278,9 @@ struct PickBinBody {
 
 // The rows that go, and those of the bin that are too close to call.
 struct VictimRows {
-  uint32_t* rows;   // room for all that go
-  uint32_t* close;  // (room)
+  uint32_t* rows;           // room for all that go
+  uint32_t* close;          // (room)
+  DeviceRank* close_ranks;  // (room) theirs, bare
   uint32_t room;
 };
 
@@ -305,7 +309,10 @@ struct TakeVictimsBody {
       const uint32_t n = lanes.Count(goes, &words->victims);
       if (goes) victims.rows[n] = row;
       const uint32_t c = lanes.Count(is_close, &words->close);
-      if (is_close && c < victims.room) victims.close[c] = row;
+      if (is_close && c < victims.room) {
+        victims.close[c] = row;
+        victims.close_ranks[c] = view.RankOf(row).Bare();
+      }
     }
   }
 };
@@ -322,23 +329,51 @@ struct TakeCloseBody {
     EvictionWords* const words = view.rows.words;
     if (words->wanted == 0) return;
     const bool has_room = words->close <= victims.room;
-    const uint32_t* const from = has_room ? victims.close : view.rows.list;
     const uint32_t n = has_room ? words->close : words->listed;
     for (uint64_t at = first / Lanes::kCount; at < n; at += view.lanes / Lanes::kCount) {
-      const DeviceRank rank = view.RankOf(from[at]);
-      if (!IsClose(rank)) continue;
-      uint32_t before = 0;
-      for (uint32_t i = lanes.lane(); i < n; i += Lanes::kCount) {
-        const DeviceRank other = view.RankOf(from[i]);
-        if (!IsClose(other)) continue;
-        if (other.Bare() < rank.Bare() || (i < at && !(rank.Bare() < other.Bare()))) ++before;
-      }
+      const uint32_t row = has_room ? victims.close[at] : view.rows.list[at];
+      if (!has_room && !IsClose(view.RankOf(row))) continue;
+      uint32_t before = has_room ? CountBefore(lanes, static_cast<uint32_t>(at)) : CountListedBefore(lanes, at);
       before = lanes.Sum(before);
-      if (lanes.lane() == 0 && before < words->left) victims.rows[FetchAdd(&words->victims, 1u)] = from[at];
+      if (lanes.lane() == 0 && before < words->left) victims.rows[FetchAdd(&words->victims, 1u)] = row;
     }
   }
 
  private:
+  // Of the rows that a lane looks at, how many come before the one at a place.
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE uint32_t CountBefore(const Lanes& lanes, uint32_t at) const {
+    const DeviceRank rank = victims.close_ranks[at];
+    const uint32_t n = view.rows.words->close;
+    uint32_t before = 0;
+    uint32_t i = lanes.lane();
+    constexpr uint32_t kAtOnce = 4;
+    for (; i + (kAtOnce - 1) * Lanes::kCount < n; i += kAtOnce * Lanes::kCount) {
+      DeviceRank others[kAtOnce];
+      KVTABLE_UNROLL
+      for (uint32_t u = 0; u < kAtOnce; ++u) others[u] = victims.close_ranks[i + u * Lanes::kCount];
+      KVTABLE_UNROLL
+      for (uint32_t u = 0; u < kAtOnce; ++u) before += ComesBefore(others[u], i + u * Lanes::kCount, rank, at);
+    }
+    for (; i < n; i += Lanes::kCount) before += ComesBefore(victims.close_ranks[i], i, rank, at);
+    return before;
+  }
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE uint32_t CountListedBefore(const Lanes& lanes, uint64_t at) const {
+    const DeviceRank rank = view.RankOf(view.rows.list[at]).Bare();
+    uint32_t before = 0;
+    for (uint32_t i = lanes.lane(); i < view.rows.words->listed; i += Lanes::kCount) {
+      const DeviceRank other = view.RankOf(view.rows.list[i]);
+      if (IsClose(other)) before += ComesBefore(other.Bare(), i, rank, at);
+    }
+    return before;
+  }
+
+  KVTABLE_HOST_DEVICE static uint32_t ComesBefore(const DeviceRank& a, uint64_t at_a, const DeviceRank& b, uint64_t at_b) {
+    return a < b || (at_a < at_b && !(b < a)) ? 1 : 0;
+  }
+
   KVTABLE_HOST_DEVICE bool IsClose(const DeviceRank& rank) const {
     const EvictionWords* const words = view.rows.words;
     const DeviceRank bare = rank.Bare();
@@ -438,6 +473,8 @@ struct CopyVictimsBody {
 // ---- The end
 
 struct EraseVictimsBody {
+  static constexpr bool kWholeBlocks = true;
+
   const EvictionWords* words;
   DeviceIndex index;
   DeviceRows rows;
@@ -446,11 +483,11 @@ struct EraseVictimsBody {
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
-    if (first >= words->excess) return;
+    if (words->excess == 0) return;
     const uint64_t i = first + lanes.lane();
     const bool goes = i < n && i < words->excess;
     const uint64_t key = goes ? rows.ranks.keys[victims[i]] : 0;
-    GiveBack(lanes, rows, goes ? index.Erase(key) : kNoRow, key);
+    GiveBackInBlock(lanes, rows, goes ? index.Erase(key) : kNoRow, key);
   }
 };
 

@@ -90,7 +90,8 @@ class Evictor {
     ranks_ = {rank_block_.template as<DeviceRank>(), key_block_.template as<uint64_t>()};
     if (keys > keys_) {
       const int64_t room = (keys + keys / 4 + 63) / 64 * 64;
-      scratch_ = allocate(static_cast<size_t>(kScratchArrays * room + tuning_.most_close) * sizeof(uint32_t));
+      scratch_ = allocate(static_cast<size_t>(kScratchArrays * room + tuning_.most_close) * sizeof(uint32_t) +
+                          static_cast<size_t>(tuning_.most_close) * sizeof(DeviceRank));
       keys_ = room;
     }
     rows_ = rows;
@@ -118,6 +119,7 @@ class Evictor {
 
   void Import(Device* device, const BatchClaims& claims, const uint32_t* numbers, uint64_t n,
               const uint32_t* freqs, const uint32_t* versions, const RanksIn& ranks) {
+    imported_ = true;
     device->Launch(n, ImportRanksBody{ranked(), claims, numbers, n, eviction_, freqs, versions, ranks, epoch_,
                                       next_order_});
     if (ranks.scores == nullptr || ranks.orders == nullptr) {
@@ -144,7 +146,8 @@ class Evictor {
     Sample(device, view, true);
     device->Launch(view.lanes, CountBinsBody{view});
     device->Launch(1, PickBinBody{view});
-    const VictimRows victims{Scratch(0), Scratch(kScratchArrays), static_cast<uint32_t>(tuning_.most_close)};
+    const VictimRows victims{Scratch(0), Scratch(kScratchArrays), scratch_.template as<DeviceRank>(),
+                             static_cast<uint32_t>(tuning_.most_close)};
     device->Launch(view.lanes, TakeVictimsBody{view, victims});
     device->Launch(view.lanes, TakeCloseBody{view, victims});
   }
@@ -171,9 +174,10 @@ class Evictor {
     uint32_t* sorted = Scratch(4);
     device->Launch(n, PlacesBody{order, n});
     for (int word = 0; word < 4; ++word) {
-      if (word == 1 && next_order_ <= UINT32_MAX) continue;  // all zeros
+      const int bits = RankWordBits(word);
+      if (bits == 0) continue;
       device->Launch(n, RankWordBody{view, Scratch(0), order, n, word, Scratch(1)});
-      sort(Scratch(1), Scratch(2), order, sorted, n, 32);
+      sort(Scratch(1), Scratch(2), order, sorted, n, bits);
       std::swap(order, sorted);
     }
     device->Launch(n, OrderVictimsBody{words(), Scratch(0), order, n, Scratch(1)});
@@ -199,6 +203,7 @@ class Evictor {
 
   // All rows have gone.
   void Clear(Device* device) {
+    imported_ = false;
     if (words_.data() == nullptr) return;
     device->Fill(rank_block_.data(), 0xff, rank_block_.bytes());
     device->Fill(&words()->bound, 0, sizeof(DeviceRank));
@@ -211,6 +216,20 @@ class Evictor {
  private:
   static constexpr int64_t kScratchArrays = 5;         // of a batch's length
   static constexpr int64_t kLanes = int64_t{1} << 17;  // that read ranks: about as many as a GPU runs
+
+  // How many bits of a word of ranks (RankWordBody) there are to sort by: 0 where it tells no two rows apart that the
+  // others do not.
+  int RankWordBits(int word) const {
+    if (word < 2) {
+      int bits = 0;  // of orders, and of what stands for no row: all of them set
+      while (bits < 64 && next_order_ >> bits != 0) ++bits;
+      return std::clamp(bits - 32 * word, 0, 32);
+    }
+    // A row that was touched later has a later time in its score, too, until an import brings others.
+    const bool has_time = word == 2 ? eviction_ != Eviction::kCustom && eviction_ != Eviction::kEpochLfu
+                                    : eviction_ == Eviction::kLru;
+    return has_time && !imported_ ? 0 : 32;
+  }
 
   struct Target {
     uint64_t listed = 0;  // rows on a new list
@@ -237,7 +256,10 @@ class Evictor {
   }
 
   EvictionWords* words() const { return words_.template as<EvictionWords>(); }
-  uint32_t* Scratch(int64_t array) const { return scratch_.template as<uint32_t>() + array * keys_; }
+  // Behind the ranks of close rows, which come first.
+  uint32_t* Scratch(int64_t array) const {
+    return reinterpret_cast<uint32_t*>(scratch_.template as<DeviceRank>() + tuning_.most_close) + array * keys_;
+  }
   // A list that is long is read for each batch, one that is short is soon made anew: the least of both is
   // near the square root of rows x batch.
   EvictionView BeginView(const RowCounters* counters, uint64_t n, bool imported, Target* target) {
@@ -270,6 +292,7 @@ class Evictor {
   uint32_t epoch_ = 0;
   uint64_t next_order_ = 1;   // a row touched later comes later
   uint64_t batch_order_ = 1;  // of the present batch's first key
+  bool imported_ = false;     // there may be rows whose scores and orders an import gave
 
   Block words_;
   Block rank_block_;

@@ -12,6 +12,7 @@
 #include "batch_keys.h"
 #include "device_index.h"
 #include "device_rows.h"
+#include "lanes.h"
 #include "row_predicate.h"
 
 namespace kvtable {
@@ -24,6 +25,8 @@ struct ChangedSince {
 
 // Lane l has the keys at home in bucket `first_home + first + l`, wherever they were put.
 struct ListBody {
+  static constexpr bool kWholeBlocks = true;
+
   DeviceIndex index;
   DeviceRows rows;
   RowPredicate predicate;
@@ -46,35 +49,47 @@ struct ListBody {
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t home = first_home + first + lanes.lane();
-    bool goes_on = home <= last_home;
+    uint32_t mine = 0;
+    ForEachOf(home, [&](uint64_t, uint32_t) { ++mine; });
+    uint32_t n = lanes.CountInBlock(mine, count);
+    if (mine == 0) return;
+    ForEachOf(home, [&](uint64_t key, uint32_t row) { List(key, row, n++); });
+  }
+
+ private:
+  // Calls visit(key, row) with each row that is meant of a home, in the order of buckets.
+  template <class Visit>
+  KVTABLE_HOST_DEVICE void ForEachOf(uint64_t home, const Visit& visit) const {
+    if (home > last_home) return;
     uint64_t at = home;
-    while (lanes.Any(goes_on)) {
-      const uint32_t meta = goes_on ? index.buckets[at].meta : 0;
+    do {
+      const DeviceBucket bucket = index.buckets[at];  // as a whole
+      KVTABLE_UNROLL
       for (int s = 0; s < DeviceBucket::kKeys; ++s) {
-        uint32_t row = kNoRow;
-        uint64_t key = 0;
-        if ((meta >> s & 1) != 0) {
-          key = index.buckets[at].keys[s];
-          const uint64_t hash = Mix64(key);
-          if (hash >= first_hash && hash <= last_hash && index.HomeOfHash(hash) == home) {
-            row = index.buckets[at].rows[s];
-            if (!Holds(predicate, rows, key, row)) row = kNoRow;
-            if (row != kNoRow && only_changed && rows.changes.eras[row].written <= changed.era) row = kNoRow;
-          }
+        if ((bucket.meta >> s & 1) != 0 && Means(bucket.keys[s], bucket.rows[s], home)) {
+          visit(bucket.keys[s], bucket.rows[s]);
         }
-        const uint32_t n = lanes.Count(row != kNoRow, count);
-        if (row == kNoRow || n >= capacity) continue;
-        numbers[n] = row;
-        if (keys != nullptr) StoreKey(key, keys, narrow, n);
-        if (freqs != nullptr) freqs[n] = rows.StampOf(row)->frequency;
-        if (versions != nullptr) versions[n] = rows.StampOf(row)->version;
-        if (scores != nullptr) scores[n] = ScoreOf(rows, row);
-        if (orders != nullptr) orders[n] = OrderOf(rows, row);
-        if (changed.born != nullptr) changed.born[n] = rows.changes.eras[row].born;
       }
+      if (DeviceBucket::Passed(bucket.meta) == 0) return;
       at = index.After(at);
-      goes_on = goes_on && DeviceBucket::Passed(meta) != 0 && at != home;
-    }
+    } while (at != home);
+  }
+
+  KVTABLE_HOST_DEVICE bool Means(uint64_t key, uint32_t row, uint64_t home) const {
+    const uint64_t hash = Mix64(key);
+    return hash >= first_hash && hash <= last_hash && index.HomeOfHash(hash) == home &&
+           Holds(predicate, rows, key, row) && !(only_changed && rows.changes.eras[row].written <= changed.era);
+  }
+
+  KVTABLE_HOST_DEVICE void List(uint64_t key, uint32_t row, uint32_t n) const {
+    if (n >= capacity) return;
+    numbers[n] = row;
+    if (keys != nullptr) StoreKey(key, keys, narrow, n);
+    if (freqs != nullptr) freqs[n] = rows.StampOf(row)->frequency;
+    if (versions != nullptr) versions[n] = rows.StampOf(row)->version;
+    if (scores != nullptr) scores[n] = ScoreOf(rows, row);
+    if (orders != nullptr) orders[n] = OrderOf(rows, row);
+    if (changed.born != nullptr) changed.born[n] = rows.changes.eras[row].born;
   }
 };
 

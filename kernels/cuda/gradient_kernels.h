@@ -26,6 +26,28 @@ struct PlacesBody {
   }
 };
 
+// Sums the chunks that are of one row as a whole. A tile of lanes has a chunk.
+template <class T>
+struct SumChunksBody {
+  using C = typename Element<T>::Compute;
+
+  BatchGradients batch;
+  C* sums;  // (chunks, dim)
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    using Tile = RowTile<Lanes>;
+    const Tile tile(lanes);
+    const uint64_t chunk = (first + lanes.lane()) / Tile::kCount;
+    if (chunk >= batch.chunks() || !batch.IsWhole(chunk)) return;
+    for (int64_t j = tile.lane(); j < batch.dim; j += Tile::kCount) {
+      C sum[1];
+      batch.SumChunk<T>(chunk, j, 0, sum);
+      sums[static_cast<int64_t>(chunk) * batch.dim + j] = sum[0];
+    }
+  }
+};
+
 // Notes the rows whose summed gradient has a NaN or an infinity. A tile of lanes has a position.
 template <class T>
 struct CheckGradientsBody {
@@ -40,11 +62,11 @@ struct CheckGradientsBody {
     const Tile tile(lanes);
     const uint64_t s = (first + lanes.lane()) / Tile::kCount;
     C wrong = 0;  // NaN where an element is one, or infinite
-    if (batch.IsFirst(s) && batch.row_of[s] != kNoRow) {
-      const uint64_t end = batch.EndOf(s);
-      for (int64_t j = tile.lane(); j < batch.dim; j += Tile::kCount) {
+    if (s < batch.n) {
+      const BatchGradients::Run run = batch.RunAt(s);
+      for (int64_t j = run.begins && run.row != kNoRow ? tile.lane() : batch.dim; j < batch.dim; j += Tile::kCount) {
         C sum[1];
-        batch.Sum<T>(s, end, j, 0, sum);
+        batch.Sum<T>(s, run, j, 0, sum);
         wrong += sum[0] * C{0};
       }
     }

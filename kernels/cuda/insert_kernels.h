@@ -1,9 +1,9 @@
 // Kernel bodies that insert keys, and give their rows first contents. In this order, a launch each:
 //
-//   AdmitBody      where not every key is admitted, says which are
-//   InsertBody     finds or inserts each key; new keys come out in a list, in no particular order
+//   LocateBody     (find_kernels.h) the rows of keys that are there
+//   InsertBody     inserts the others; new keys come out in a list, in no particular order
 //   PlaceNewBody   gives each new key its row, the slots of it and, where asked to, the initial value
-//   CountRowsBody     enters the new rows in the counters
+//   CountRowsBody  enters the new rows in the counters
 //   ResolveBody    (find_kernels.h) the rows of new keys' other occurrences
 //
 // and then whatever is done with the rows.
@@ -24,48 +24,41 @@
 
 namespace kvtable {
 
-// Notes the keys that an inserting launch is to leave out: those that are neither there nor admitted.
-struct AdmitBody {
-  BatchKeys keys;
-  DeviceIndex index;
-  AdmissionDraw admission;
-  uint32_t* numbers;  // (n): kNoRow where left out
-
-  template <class Lanes>
-  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
-    const uint64_t i = first + lanes.lane();
-    if (i >= keys.n) return;
-    const uint64_t key = keys.At(i);
-    numbers[i] = admission.Admits(key) ? 0 : index.Find(key);
-  }
-};
-
 struct InsertBody {
+  static constexpr bool kWholeBlocks = true;
+
   BatchKeys keys;
+  bool distinct;  // all keys differ
+  AdmissionDraw admission;
   DeviceIndex index;
   DeviceRows rows;
-  uint32_t* numbers;   // (n): row, or kPending
+  uint32_t* numbers;   // (n): row, or kNoRow; then row, kPending, or kNoRow where a key is not admitted
   uint32_t* new_keys;  // (n): the first counters->fresh are places in the batch
   Slot* new_slots;     // (n): where these were inserted
   bool* inserted;      // (n) or null: for each occurrence of a key that was new
-  bool leaves_out;     // keys whose row is kNoRow, as AdmitBody noted
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t i = first + lanes.lane();
     Slot slot = 0;
     bool is_new = false;
-    uint32_t row = kNoRow;
-    const bool takes_part = i < keys.n && !(leaves_out && numbers[i] == kNoRow);
-    if (takes_part) row = index.FindOrInsert(keys.At(i), &slot, &is_new);
-    const uint32_t n = lanes.Count(is_new, &rows.counters->fresh);
+    uint32_t row = i < keys.n ? numbers[i] : kNoRow;
+    if (i < keys.n && row == kNoRow && admission.Admits(keys.At(i))) {
+      if (distinct) {
+        slot = index.InsertNew(keys.At(i), kPending);
+        is_new = true;
+      } else {
+        row = index.FindOrInsert(keys.At(i), &slot, &is_new);
+      }
+    }
+    const uint32_t n = lanes.CountInBlock(is_new ? 1 : 0, &rows.counters->fresh);
     if (i >= keys.n) return;
     if (is_new) {
       new_keys[n] = static_cast<uint32_t>(i);
       new_slots[n] = slot;
       row = rows.Fresh(n);
     }
-    numbers[i] = row;
+    if (is_new || row == kPending) numbers[i] = row;
     if (inserted != nullptr) inserted[i] = is_new || row == kPending;
   }
 };

@@ -2,10 +2,12 @@
 // another with rows, so that a row is read and written in whole memory transactions.
 //
 // On a GPU the lanes are a warp, always all 32 of them: whoever has no key is there all the same. On a CPU
-// thread there is one lane, and the same bodies compile to plain loops.
+// thread there is one lane, and the same bodies compile to plain loops. A warp without any key runs no body, but one
+// that says kWholeBlocks.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "atomics.h"
 #include "base/host_device.h"
@@ -27,6 +29,14 @@ struct OneLane {
   KVTABLE_HOST_DEVICE uint32_t Count(bool counted, uint32_t* counter) const {
     return counted ? FetchAdd(counter, 1u) : 0;
   }
+  // Adds to the counter how many each lane has, and returns where the lane's own begin. One step for a whole block:
+  // threads of a GPU that count take turns, whichever warp they are of. Each warp of the block is to call it equally
+  // often, so the body says kWholeBlocks.
+  KVTABLE_HOST_DEVICE uint32_t CountInBlock(uint32_t mine, uint32_t* counter) const {
+    return mine == 0 ? 0 : FetchAdd(counter, mine);
+  }
+  // A bit for each lane that passes the same x, this one included.
+  KVTABLE_HOST_DEVICE uint32_t Same(uint32_t /*x*/) const { return 1; }
   // The sum over all lanes.
   template <class C>
   KVTABLE_HOST_DEVICE C Sum(C x) const {
@@ -42,6 +52,7 @@ struct OneLane {
 struct Warp {
   static constexpr uint32_t kCount = 32;
   static constexpr unsigned kAll = 0xffffffffu;
+  static constexpr uint32_t kMostInBlock = 32;  // warps
 
   __device__ uint32_t lane() const { return threadIdx.x % 32; }
   template <class T>
@@ -62,6 +73,35 @@ struct Warp {
     first = From(0, first);
     return first + __popc(mask & ((1u << lane()) - 1));
   }
+  // The sum of what this lane and those before it pass.
+  __device__ uint32_t SumUpTo(uint32_t x) const {
+    for (uint32_t step = 1; step < kCount; step *= 2) {
+      const uint32_t before = __shfl_up_sync(kAll, x, step);
+      if (lane() >= step) x += before;
+    }
+    return x;
+  }
+  __device__ uint32_t CountInBlock(uint32_t mine, uint32_t* counter) const {
+    __shared__ uint32_t of_warps[kMostInBlock];  // how many each has, then where its own begin
+    const uint32_t warp = threadIdx.x / kCount;
+    const uint32_t sum = SumUpTo(mine);
+    __syncthreads();  // all have read what was there
+    if (lane() == kCount - 1) of_warps[warp] = sum;
+    __syncthreads();
+    if (warp == 0) {
+      const bool is_warp = lane() < blockDim.x / kCount;
+      const uint32_t theirs = is_warp ? of_warps[lane()] : 0;
+      const uint32_t up_to = SumUpTo(theirs);
+      const uint32_t all = From(kCount - 1, up_to);
+      uint32_t first = 0;
+      if (lane() == 0 && all != 0) first = FetchAdd(counter, all);
+      first = From(0, first);
+      if (is_warp) of_warps[lane()] = first + up_to - theirs;
+    }
+    __syncthreads();
+    return of_warps[warp] + sum - mine;
+  }
+  __device__ uint32_t Same(uint32_t x) const { return __match_any_sync(kAll, x); }
   template <class C>
   __device__ C Sum(C x) const {
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAll, x, step);
@@ -74,5 +114,19 @@ struct Warp {
   }
 };
 #endif
+
+KVTABLE_HOST_DEVICE inline uint32_t CountBits(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint32_t>(__popc(bits));
+#else
+  return static_cast<uint32_t>(__builtin_popcount(bits));
+#endif
+}
+
+// Whether a body is for whole blocks: static constexpr bool kWholeBlocks = true.
+template <class Body, class = void>
+inline constexpr bool kTakesWholeBlocks = false;
+template <class Body>
+inline constexpr bool kTakesWholeBlocks<Body, std::void_t<decltype(Body::kWholeBlocks)>> = Body::kWholeBlocks;
 
 }  // namespace kvtable

@@ -60,15 +60,15 @@ struct RankedRowsView {
   // have kOwn. All lanes take part.
   template <class Lanes>
   KVTABLE_HOST_DEVICE void Set(const Lanes& lanes, bool changes, uint32_t row, const DeviceRank& to) const {
-    bool joins = false;
-    if (changes) {
-      DeviceRank* const rank = &ranks.ranks[row];
-      uint64_t unlisted = rank->order & DeviceRank::kUnlisted;
-      joins = unlisted != 0 && !(words->bound < to.Bare());
-      if (joins) unlisted = 0;
-      *rank = {to.score, to.order | unlisted};
-    }
+    const bool joins = changes && Joins(row, to);
     const uint32_t n = lanes.Count(joins, &words->listed);
+    if (joins) list[n] = row;
+  }
+  // The same in a body for whole blocks, all lanes of which take part.
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void SetInBlock(const Lanes& lanes, bool changes, uint32_t row, const DeviceRank& to) const {
+    const bool joins = changes && Joins(row, to);
+    const uint32_t n = lanes.CountInBlock(joins ? 1 : 0, &words->listed);
     if (joins) list[n] = row;
   }
 
@@ -87,6 +87,17 @@ struct RankedRowsView {
     }
     Set(lanes, swaps, a, of_b);
     Set(lanes, swaps, b, of_a);
+  }
+
+ private:
+  // Writes a row's rank, and returns whether the row comes to be on the list.
+  KVTABLE_HOST_DEVICE bool Joins(uint32_t row, const DeviceRank& to) const {
+    DeviceRank* const rank = &ranks.ranks[row];
+    uint64_t unlisted = rank->order & DeviceRank::kUnlisted;
+    const bool joins = unlisted != 0 && !(words->bound < to.Bare());
+    if (joins) unlisted = 0;
+    *rank = {to.score, to.order | unlisted};
+    return joins;
   }
 };
 
@@ -121,6 +132,8 @@ struct CountTouchesBody {
 };
 
 struct TouchBody {
+  static constexpr bool kWholeBlocks = true;
+
   RankedRowsView rows;
   BatchClaims claims;       // of the last occurrences or, for kCustom, the first
   const uint32_t* numbers;  // (n)
@@ -148,8 +161,8 @@ struct TouchBody {
         to.score = TouchedScore(eviction, count, rows.words->clock, epoch);
       }
     }
-    lanes.Count(counts, &rows.words->own);
-    rows.Set(lanes, counts, row, to);
+    lanes.CountInBlock(counts ? 1 : 0, &rows.words->own);
+    rows.SetInBlock(lanes, counts, row, to);
   }
 };
 
@@ -208,6 +221,8 @@ struct ImportRanksBody {
 
 // Sets the scores of rows that are there, of equal keys' the last one.
 struct SetScoresBody {
+  static constexpr bool kWholeBlocks = true;
+
   RankedRowsView rows;
   BatchClaims claims;
   const uint32_t* numbers;  // (n)
@@ -221,7 +236,7 @@ struct SetScoresBody {
     const bool counts = row != kNoRow && claims.Counts(row, static_cast<uint32_t>(i));
     DeviceRank to{0, 0};
     if (counts) to = {scores[i], rows.ranks.ranks[row].order & ~DeviceRank::kUnlisted};
-    rows.Set(lanes, counts, row, to);
+    rows.SetInBlock(lanes, counts, row, to);
   }
 };
 

@@ -39,14 +39,14 @@ struct RowsToUpdate {
   DeviceZeroMarks zero_marks;
   Stamp stamp;
 
-  // Whether a row is to be updated whose occurrences begin at position s.
-  KVTABLE_HOST_DEVICE bool Has(uint64_t s) const {
-    return batch.IsFirst(s) && batch.row_of[s] != kNoRow && (skipped == nullptr || !skipped[s]);
+  // Whether a row is to be updated whose occurrences are found at position s.
+  KVTABLE_HOST_DEVICE bool Updates(uint64_t s, const BatchGradients::Run& run) const {
+    return run.begins && run.row != kNoRow && (skipped == nullptr || !skipped[s]);
   }
 
   // The random bits of the row's stochastic rounding: those of the CPU (optimizer.cc).
-  KVTABLE_HOST_DEVICE uint64_t RandomBitsOf(uint64_t s) const {
-    return stochastic_rounding ? RandomStream(Mix64(seed), ~keys.At(batch.PlaceOf(s))) : 0;
+  KVTABLE_HOST_DEVICE uint64_t RandomBitsOf(const BatchGradients::Run& run) const {
+    return stochastic_rounding ? RandomStream(Mix64(seed), ~keys.At(run.first_place)) : 0;
   }
 
   // Writes element j of column c.
@@ -66,12 +66,10 @@ struct RowsToUpdate {
   }
 
   // What is left when a row's elements are written. One lane.
-  KVTABLE_HOST_DEVICE void Finish(uint32_t row, bool zeroed) const {
+  KVTABLE_HOST_DEVICE void Finish(uint32_t row, uint32_t frequency, bool zeroed, DeviceStamp* at) const {
     zero_marks.Set(row, zeroed);
-    DeviceStamp* const at = rows.StampOf(row);
-    const uint32_t room = UINT32_MAX - at->frequency;
-    at->frequency += stamp.frequency < room ? stamp.frequency : room;
-    at->version = stamp.version;
+    const uint32_t room = UINT32_MAX - frequency;
+    *at = {frequency + (stamp.frequency < room ? stamp.frequency : room), stamp.version};
   }
 };
 
@@ -88,11 +86,13 @@ struct UpdateHeldBody {
     using Tile = RowTile<Lanes>;
     const Tile tile(lanes);
     const uint64_t s = (first + lanes.lane()) / Tile::kCount;
-    if (!rows.Has(s)) return;
-    const uint64_t end = rows.batch.EndOf(s);
-    const uint32_t number = rows.batch.row_of[s];
-    char* const row = rows.rows.Row(number);
-    const uint64_t random = rows.RandomBitsOf(s);
+    if (s >= rows.batch.n) return;
+    const BatchGradients::Run run = rows.batch.RunAt(s);
+    if (!rows.Updates(s, run)) return;
+    const PlacedRow placed = rows.rows.At(run.row);
+    char* const row = placed.row;
+    const uint32_t frequency = tile.lane() == 0 ? placed.stamp->frequency : 0;  // loaded while the row is
+    const uint64_t random = rows.RandomBitsOf(run);
     const int64_t dim = rows.batch.dim;
     bool zeroed = false;
     for (int64_t begin = 0; begin < dim; begin += int64_t{Tile::kCount} * kHeld) {
@@ -110,7 +110,7 @@ struct UpdateHeldBody {
         }
       }
       C gradient[kHeld];
-      rows.batch.template Sum<T>(s, end, mine, Tile::kCount, gradient);
+      rows.batch.template Sum<T>(s, run, mine, Tile::kCount, gradient);
       if (!kDecaysItself<Rule, C> && rows.decay != 0) {
         const C decay = static_cast<C>(rows.decay);
         KVTABLE_UNROLL
@@ -131,7 +131,7 @@ struct UpdateHeldBody {
         }
       }
     }
-    if (tile.lane() == 0) rows.Finish(number, zeroed);
+    if (tile.lane() == 0) rows.Finish(run.row, frequency, zeroed, placed.stamp);
   }
 };
 
@@ -161,18 +161,18 @@ struct UpdateInMemoryBody {
     C* const gradient =
         working + number * static_cast<uint64_t>(dim * (1 + (kConverts ? int64_t{kColumns} : 0)));
     for (uint64_t s = number; s < rows.batch.n; s += tiles) {
-      if (rows.Has(s)) UpdateRow(tile, s, gradient);
+      const BatchGradients::Run run = rows.batch.RunAt(s);
+      if (rows.Updates(s, run)) UpdateRow(tile, s, run, gradient);
     }
   }
 
  private:
   template <class Tile>
-  KVTABLE_HOST_DEVICE void UpdateRow(const Tile& tile, uint64_t s, C* gradient) const {
+  KVTABLE_HOST_DEVICE void UpdateRow(const Tile& tile, uint64_t s, const BatchGradients::Run& run, C* gradient) const {
     const int64_t dim = rows.batch.dim;
     const auto elements = RowInMemory(tile, dim);
-    const uint64_t end = rows.batch.EndOf(s);
-    const uint32_t number = rows.batch.row_of[s];
-    char* const row = rows.rows.Row(number);
+    const PlacedRow placed = rows.rows.At(run.row);
+    char* const row = placed.row;
     C* columns[kColumns];
     for (size_t c = 0; c < kColumns; ++c) {
       T* const column = reinterpret_cast<T*>(row + rows.offsets[c]);
@@ -187,7 +187,7 @@ struct UpdateInMemoryBody {
     }
     for (int64_t j = elements.begin(); j < elements.end(); j += elements.step()) {
       C sum[1];
-      rows.batch.template Sum<T>(s, end, j, 0, sum);
+      rows.batch.template Sum<T>(s, run, j, 0, sum);
       gradient[j] = sum[0];
     }
     if (!kDecaysItself<Rule, C> && rows.decay != 0) {
@@ -197,7 +197,7 @@ struct UpdateInMemoryBody {
     }
     const bool zeroed = Rule::template Update<C>(constants, elements, columns, gradient);
     if constexpr (kConverts) {
-      const uint64_t random = rows.RandomBitsOf(s);
+      const uint64_t random = rows.RandomBitsOf(run);
       for (size_t c = 0; c < kColumns; ++c) {
         T* const column = reinterpret_cast<T*>(row + rows.offsets[c]);
         for (int64_t j = elements.begin(); j < elements.end(); j += elements.step()) {
@@ -205,7 +205,7 @@ struct UpdateInMemoryBody {
         }
       }
     }
-    if (tile.lane() == 0) rows.Finish(number, zeroed);
+    if (tile.lane() == 0) rows.Finish(run.row, placed.stamp->frequency, zeroed, placed.stamp);
   }
 };
 

@@ -22,8 +22,13 @@ struct ClaimBody {
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
-    const uint64_t i = first + lanes.lane();
-    if (i < n && numbers[i] != kNoRow) claims.Claim(numbers[i], static_cast<uint32_t>(i));
+    // In each warp, and as far as it can be over all, the place that counts comes first: most of the others of a row
+    // that occurs often have nothing to do then.
+    const uint64_t at = first + lanes.lane();
+    const uint64_t i = claims.first ? at : n - 1 - at;
+    const uint32_t row = at < n ? numbers[i] : kNoRow;
+    const bool comes_first = (lanes.Same(row) & ((1u << lanes.lane()) - 1)) == 0;
+    if (row != kNoRow && comes_first) claims.Claim(row, static_cast<uint32_t>(i));
   }
 };
 
@@ -84,15 +89,23 @@ struct StampBody {
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t i = first + lanes.lane();
-    if (i >= n || (only != nullptr && !only[i]) || numbers[i] == kNoRow) return;
-    DeviceStamp* const row = rows.StampOf(numbers[i]);
-    if (stamp.frequency != 0) {
-      // Whoever carries the sum past the largest number sets it there afterwards, so there it ends, however
-      // many others add meanwhile.
-      const uint32_t before = FetchAdd(&row->frequency, stamp.frequency);
-      if (before > UINT32_MAX - stamp.frequency) StoreRelaxed(&row->frequency, UINT32_MAX);
+    const uint32_t number = i < n && (only == nullptr || only[i]) ? numbers[i] : kNoRow;
+    // One lane stamps for all that have its row.
+    const uint32_t same = lanes.Same(number);
+    if (number == kNoRow || (same & ((1u << lanes.lane()) - 1)) != 0) return;
+    DeviceStamp* const row = rows.StampOf(number);
+    const uint64_t by = uint64_t{stamp.frequency} * CountBits(same);
+    if (by != 0) {
+      if (LoadRelaxed(&row->frequency) + uint64_t{stamp.frequency} * n <= UINT32_MAX) {
+        FetchAdd(&row->frequency, static_cast<uint32_t>(by));  // whatever the others of the batch add
+      } else {
+        // Whoever carries the sum past the largest number sets it there afterwards, so there it ends, however
+        // many others add meanwhile.
+        const uint32_t most = by < UINT32_MAX ? static_cast<uint32_t>(by) : UINT32_MAX;
+        if (FetchAdd(&row->frequency, most) > UINT32_MAX - most) StoreRelaxed(&row->frequency, UINT32_MAX);
+      }
     }
-    StoreRelaxed(&row->version, stamp.version);
+    if (LoadRelaxed(&row->version) != stamp.version) StoreRelaxed(&row->version, stamp.version);
   }
 };
 

@@ -106,6 +106,8 @@ template <class Body>
 constexpr bool kTakesTiles = false;
 template <class T>
 constexpr bool kTakesTiles<CheckGradientsBody<T>> = true;
+template <class T>
+constexpr bool kTakesTiles<SumChunksBody<T>> = true;
 template <class Rule, class T, int kHeld>
 constexpr bool kTakesTiles<UpdateHeldBody<Rule, T, kHeld>> = true;
 template <class Rule, class T>
@@ -272,7 +274,9 @@ class Pair {
     device_ = Make<Device>(device);
   }
 
-  void Run(int rounds, size_t n, uint64_t different) {
+  // `exact`: of gradients whose sums are exact, so that they are the same in any order.
+  void Run(int rounds, size_t n, uint64_t different, bool exact = false) {
+    exact_ = exact;
     for (int round = 0; round < rounds; ++round) {
       const bool distinct = round == 2;
       Array<int64_t> keys(n);
@@ -353,6 +357,7 @@ class Pair {
       using T = decltype(t);
       for (size_t i = 0; i < n * width; ++i) {
         double x = (static_cast<double>(Next(1 << 20)) - (1 << 19)) / (1 << 19);
+        if (exact_) x = (static_cast<double>(Next(17)) - 8) / 16;
         if (with_nonfinite && Next(12 * width) == 0) {
           x = Next(2) == 0 ? std::numeric_limits<double>::infinity() : std::nan("");
         }
@@ -427,6 +432,7 @@ class Pair {
   const ValueType value_type_;
   const int64_t dim_;
   uint64_t seed_;
+  bool exact_ = false;
   std::vector<SlotSpec> slots_;
   std::vector<int> columns_;  // of the rule's slots
   std::unique_ptr<Table> cpu_;
@@ -465,6 +471,25 @@ void ManyThreadsShareALargeBatch() {
   for (const char* name : {"adam", "group_adam"}) {
     for (const ValueType type : {ValueType::kFloat32, ValueType::kBFloat16}) {
       Pair<TestedDevice>(FindOptimizer(name), type, 8).Run(4, 12000, 3000);
+    }
+  }
+}
+
+// Their gradients are summed in chunks by several tiles. Rows that begin and end in the middle of a chunk, where one
+// begins, and in the first one of all; with one row, all of a batch.
+void RowsThatOccurVeryOften() {
+  for (const char* name : {"sgd", "adam", "group_adam"}) {
+    for (const ValueType type : kTypes) {
+      const OptimizerSpec& spec = FindOptimizer(name);
+      for (const uint64_t different : {1, 3, 8, 40}) {
+#if defined(KVTABLE_TEST_CUDA)
+        for (const size_t n : {511, 512, 700, 20000}) Pair<CudaDevice>(spec, type, 40).Run(4, n, different, true);
+#else
+        Pair<ThreadsDevice>(spec, type, 5).Run(4, 700, different, true);
+        if (!VisitValueType(type, [](auto t) { return kTilesHave<decltype(t)>; })) continue;
+        for (const size_t n : {512, 700}) Pair<TilesDevice>(spec, type, 5).Run(4, n, different, true);
+#endif
+      }
     }
   }
 }
@@ -565,6 +590,7 @@ int main() {
 #endif
   kvtable::EveryOptimizerDoesWhatItDoesOnTheCpu();
   kvtable::ManyThreadsShareALargeBatch();
+  kvtable::RowsThatOccurVeryOften();
   kvtable::MarksOfZeroRows();
   kvtable::MistakesAreErrorsAndChangeNothing();
 #if !defined(KVTABLE_TEST_CUDA)

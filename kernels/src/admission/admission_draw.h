@@ -19,6 +19,8 @@ class AdmissionDraw {
         has_padding_(padding_key.has_value()),
         padding_key_(padding_key.value_or(0)) {}
 
+  bool AdmitsNone() const { return !(bound_ > 0); }
+
   // A function of seed and key (widened).
   KVTABLE_HOST_DEVICE bool Admits(uint64_t key) const {
     return static_cast<double>(Mix64(key ^ seed_) >> 11) < bound_ && !(has_padding_ && key == padding_key_);
