@@ -45,9 +45,7 @@ inline constexpr int kThreadsPerBlock = 256;
 
 template <class Body>
 __global__ void __launch_bounds__(kThreadsPerBlock) RunBody(const Body body, uint64_t n) {
-  const uint64_t thread = uint64_t{blockIdx.x} * kThreadsPerBlock + threadIdx.x;
-  const uint64_t first = thread / Warp::kCount * Warp::kCount;
-  if (kTakesWholeBlocks<Body> || first < n) body(Warp{}, first);  // the same for all lanes
+  RunThread(body, uint64_t{blockIdx.x} * kThreadsPerBlock + threadIdx.x, n);
 }
 
 // cub::DeviceRadixSort::SortPairs, in a file of its own for the time it takes to compile. With `scratch` null

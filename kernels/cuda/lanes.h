@@ -11,6 +11,9 @@
 
 #include "atomics.h"
 #include "base/host_device.h"
+#if defined(KVTABLE_EMULATES_WARPS)
+#include "emulated_block.h"
+#endif
 
 namespace kvtable {
 
@@ -48,7 +51,7 @@ struct OneLane {
   }
 };
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(KVTABLE_EMULATES_WARPS)
 struct Warp {
   static constexpr uint32_t kCount = 32;
   static constexpr unsigned kAll = 0xffffffffu;
@@ -115,6 +118,21 @@ struct Warp {
 };
 #endif
 
+// Whether a body is for whole blocks: static constexpr bool kWholeBlocks = true.
+template <class Body, class = void>
+inline constexpr bool kTakesWholeBlocks = false;
+template <class Body>
+inline constexpr bool kTakesWholeBlocks<Body, std::void_t<decltype(Body::kWholeBlocks)>> = Body::kWholeBlocks;
+
+#if defined(__CUDACC__) || defined(KVTABLE_EMULATES_WARPS)
+// What a thread of a GPU does in a launch of n keys, the how many-th it may be.
+template <class Body>
+__device__ inline void RunThread(const Body& body, uint64_t thread, uint64_t n) {
+  const uint64_t first = thread / Warp::kCount * Warp::kCount;
+  if (kTakesWholeBlocks<Body> || first < n) body(Warp{}, first);  // the same for all lanes
+}
+#endif
+
 KVTABLE_HOST_DEVICE inline uint32_t CountBits(uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   return static_cast<uint32_t>(__popc(bits));
@@ -122,11 +140,5 @@ KVTABLE_HOST_DEVICE inline uint32_t CountBits(uint32_t bits) {
   return static_cast<uint32_t>(__builtin_popcount(bits));
 #endif
 }
-
-// Whether a body is for whole blocks: static constexpr bool kWholeBlocks = true.
-template <class Body, class = void>
-inline constexpr bool kTakesWholeBlocks = false;
-template <class Body>
-inline constexpr bool kTakesWholeBlocks<Body, std::void_t<decltype(Body::kWholeBlocks)>> = Body::kWholeBlocks;
 
 }  // namespace kvtable

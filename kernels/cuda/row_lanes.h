@@ -23,7 +23,7 @@ struct RowTile<OneLane> {
   KVTABLE_HOST_DEVICE uint32_t lane() const { return 0; }
 };
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(KVTABLE_EMULATES_WARPS)
 template <>
 struct RowTile<Warp> {
   static constexpr uint32_t kCount = 16;

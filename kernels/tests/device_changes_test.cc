@@ -1,4 +1,5 @@
-// What changed in a table in device memory, and exports of one moment of it, on threads: as on the CPU (changes_test.cc).
+// What changed in a table in device memory, and exports of one moment of it, on threads or emulated warps: as on the CPU
+// (changes_test.cc).
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -218,12 +219,17 @@ void IncrementsBesideWritersAreTheTable(int64_t max_capacity) {
 }  // namespace kvtable
 
 int main() {
+#if defined(KVTABLE_TEST_FEW_ROUNDS)
+  constexpr uint64_t kSeeds = 1;
+#else
+  constexpr uint64_t kSeeds = 4;
+#endif
   using kvtable::Eviction;
   using kvtable::Make;
   // The lookup of 50,000 keys makes room for as many more rows, of 16 bytes each: stamps, and what changed.
   kvtable::AnIncrementHoldsWhatChangedAndNoMore(Make(0, Eviction::kLru).get(), 16 * 60000);
   kvtable::WhatIsNotKnownIsSaid(Make(0, Eviction::kLru).get(), Make(0, Eviction::kLru).get());
-  for (uint64_t seed = 0; seed < 4; ++seed) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     kvtable::IncrementsAreTheTable(Make(0, Eviction::kLru).get(), seed);
     kvtable::IncrementsAreTheTable(Make(250, Eviction::kLru).get(), seed);
     kvtable::IncrementsAreTheTable(Make(300, Eviction::kLfu).get(), seed);

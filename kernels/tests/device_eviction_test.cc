@@ -1,6 +1,6 @@
 // Bounded tables in device memory, beside the CPU's with the same clock: the same rows go, in the same order,
-// and what stays has the same scores, stamps and values. On threads or, compiled with KVTABLE_TEST_CUDA, on a
-// GPU.
+// and what stays has the same scores, stamps and values. On threads, on emulated warps (KVTABLE_TEST_WARPS) or, compiled
+// with KVTABLE_TEST_CUDA, on a GPU.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -23,7 +23,10 @@
 #include "throws.h"
 #include "values/elements.h"
 
-#if !defined(KVTABLE_TEST_CUDA)
+#if defined(KVTABLE_TEST_WARPS)
+#include "../cuda/device_table_impl.h"
+#include "../cuda/warps_device.h"
+#elif !defined(KVTABLE_TEST_CUDA)
 #include "../cuda/device_table_impl.h"
 #include "../cuda/threads_device.h"
 #endif
@@ -44,6 +47,12 @@ std::unique_ptr<DeviceTable> MakeTable(const DeviceTableOptions& options, bool /
   return MakeCudaTable(options);
 }
 #else
+#if defined(KVTABLE_TEST_WARPS)
+using TestedDevice = WarpsDevice;
+#else
+using TestedDevice = ThreadsDevice;
+#endif
+
 // `misleading`: samples and lists so small that they say little.
 std::unique_ptr<DeviceTable> MakeTable(const DeviceTableOptions& options, bool misleading,
                                        size_t memory = SIZE_MAX) {
@@ -54,7 +63,7 @@ std::unique_ptr<DeviceTable> MakeTable(const DeviceTableOptions& options, bool m
     tuning.batches_listed = 0;
     tuning.most_close = 2;
   }
-  return std::make_unique<DeviceTableImpl<ThreadsDevice> >(ThreadsDevice(&Pool(), memory), options, tuning);
+  return std::make_unique<DeviceTableImpl<TestedDevice>>(TestedDevice(&Pool(), memory), options, tuning);
 }
 #endif
 
@@ -644,7 +653,9 @@ void WhatATableCannotDoIsAnError() {
 
 int main(int argc, char** argv) {
   using namespace kvtable;
-#if defined(KVTABLE_TEST_FEW_ROUNDS)
+#if defined(KVTABLE_TEST_WARPS)
+  int rounds = 4;
+#elif defined(KVTABLE_TEST_FEW_ROUNDS)
   int rounds = 12;
 #else
   int rounds = 40;

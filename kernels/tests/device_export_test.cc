@@ -284,8 +284,13 @@ void ScoresChooseRowsOfABoundedTable() {
 }  // namespace kvtable
 
 int main() {
+#if defined(KVTABLE_TEST_FEW_ROUNDS)
+  constexpr uint64_t kSeeds = 1;
+#else
+  constexpr uint64_t kSeeds = 6;
+#endif
   using kvtable::KeyType;
-  for (uint64_t seed = 0; seed < 6; ++seed) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     kvtable::RowsThatAreThereThroughoutComeOnce<int64_t>(KeyType::kInt64, seed << 32);
     kvtable::RowsThatAreThereThroughoutComeOnce<int32_t>(KeyType::kInt32, seed << 33);
     kvtable::RowsThatAreThereThroughoutComeOnce<uint64_t>(KeyType::kUint64, seed << 34);

@@ -1,21 +1,14 @@
 // Training steps on the CPU's table and on the table in device memory: the same rows, slots, stamps and
-// marks, bit for bit, for every optimizer and value type. On CPU threads twice: with one lane for a row, and
-// with the 16 lanes that share a row on a GPU, each a thread of its own. And, compiled with
-// KVTABLE_TEST_CUDA, on a GPU.
+// marks, bit for bit, for every optimizer and value type. On CPU threads, where a row has one lane; on emulated
+// warps (KVTABLE_TEST_WARPS), where 16 lanes share it; and, compiled with KVTABLE_TEST_CUDA, on a GPU.
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cmath>
-#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,188 +23,20 @@
 #include "values/elements.h"
 
 #if !defined(KVTABLE_TEST_CUDA)
-#include "../cuda/device_table_impl.h"
-#include "../cuda/threads_device.h"
 #include "../cuda/threads_table.h"
 #endif
 
 namespace kvtable {
 
-#if !defined(KVTABLE_TEST_CUDA)
-
-// ---- Sixteen threads as the lanes of a tile
-
-// Where they meet.
-struct Meeting {
-  static constexpr int kThreads = 16;
-
-  void Meet() {
-    const int round = rounds.load(std::memory_order_acquire);
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == kThreads) {
-      arrived.store(0, std::memory_order_relaxed);
-      rounds.store(round + 1, std::memory_order_release);
-      return;
-    }
-    while (rounds.load(std::memory_order_acquire) == round) std::this_thread::yield();
-  }
-
-  std::atomic<int> arrived{0};
-  std::atomic<int> rounds{0};
-  double values[kThreads] = {};  // holds a float exactly
-};
-
-struct SixteenLanes {
-  static constexpr uint32_t kCount = 16;
-  uint32_t lane() const { return number; }
-
-  uint32_t number;
-  Meeting* meeting;
-};
-
-template <>
-struct RowTile<SixteenLanes> {
-  static constexpr uint32_t kCount = 16;
-  explicit RowTile(const SixteenLanes& from) : lanes(from) {}
-  uint32_t lane() const { return lanes.number; }
-  // Step by step as a warp's shuffles.
-  template <class C>
-  C Sum(C x) const {
-    double* const values = lanes.meeting->values;
-    for (uint32_t half = 8; half > 0; half /= 2) {
-      values[lane()] = static_cast<double>(x);
-      lanes.meeting->Meet();
-      x += static_cast<C>(values[(lane() + half) % kCount]);
-      lanes.meeting->Meet();
-    }
-    values[lane()] = static_cast<double>(x);
-    lanes.meeting->Meet();
-    x = static_cast<C>(values[0]);
-    lanes.meeting->Meet();
-    return x;
-  }
-
-  SixteenLanes lanes;
-};
-
-// Each type takes long to compile under a sanitizer, so that there (KVTABLE_TEST_FEW_TYPES) only one that is
-// computed with as it is, and one that is converted, meet lanes that are threads.
-template <class T>
-#if defined(KVTABLE_TEST_FEW_TYPES)
-constexpr bool kTilesHave = std::is_same_v<T, float> || std::is_same_v<T, BFloat16>;
-#else
-constexpr bool kTilesHave = true;
-#endif
-
-template <class Body>
-constexpr bool kTakesTiles = false;
-template <class T>
-constexpr bool kTakesTiles<CheckGradientsBody<T>> = true;
-template <class T>
-constexpr bool kTakesTiles<SumChunksBody<T>> = true;
-template <class Rule, class T, int kHeld>
-constexpr bool kTakesTiles<UpdateHeldBody<Rule, T, kHeld>> = true;
-template <class Rule, class T>
-constexpr bool kTakesTiles<UpdateInMemoryBody<Rule, T>> = true;
-
-template <class Body>
-constexpr bool kTilesCompile = true;
-template <class Rule, class T, int kHeld>
-constexpr bool kTilesCompile<UpdateHeldBody<Rule, T, kHeld>> = kTilesHave<T>;
-template <class Rule, class T>
-constexpr bool kTilesCompile<UpdateInMemoryBody<Rule, T>> = kTilesHave<T>;
-
-// Sixteen threads that do the same at the same time.
-class Team {
- public:
-  Team() {
-    for (uint32_t lane = 0; lane < Meeting::kThreads; ++lane) {
-      threads_.emplace_back([this, lane] {
-        for (uint64_t round = 1;; ++round) {
-          std::unique_lock<std::mutex> hold(mutex_);
-          begin_.wait(hold, [&] { return round_ == round; });
-          if (work_ == nullptr) return;
-          hold.unlock();
-          (*work_)(SixteenLanes{lane, &meeting_});
-          hold.lock();
-          if (--working_ == 0) end_.notify_one();
-        }
-      });
-    }
-  }
-  ~Team() {
-    Begin(nullptr);
-    for (std::thread& thread : threads_) thread.join();
-  }
-
-  void Run(const std::function<void(const SixteenLanes&)>& work) {
-    Begin(&work);
-    std::unique_lock<std::mutex> hold(mutex_);
-    end_.wait(hold, [&] { return working_ == 0; });
-  }
-
- private:
-  void Begin(const std::function<void(const SixteenLanes&)>* work) {
-    const std::lock_guard<std::mutex> hold(mutex_);
-    work_ = work;
-    working_ = Meeting::kThreads;
-    ++round_;
-    begin_.notify_all();
-  }
-
-  Meeting meeting_;
-  std::mutex mutex_;
-  std::condition_variable begin_;
-  std::condition_variable end_;
-  uint64_t round_ = 0;
-  int working_ = 0;
-  const std::function<void(const SixteenLanes&)>* work_ = nullptr;
-  std::vector<std::thread> threads_;
-};
-
-class TilesDevice : public ThreadsDevice {
- public:
-  using Lanes = SixteenLanes;
-  using ThreadsDevice::ThreadsDevice;
-
-  static Team& Lend() {
-    static Team team;
-    return team;
-  }
-
-  template <class Body>
-  void Launch(uint64_t n, const Body& body) {
-    if constexpr (!kTilesCompile<Body>) {
-      CHECK(!"a type that is compiled for tiles");
-    } else if constexpr (!kTakesTiles<Body>) {
-      ThreadsDevice::Launch(n, body);
-    } else {
-      Lend().Run([&](const SixteenLanes& lanes) {
-        for (uint64_t first = 0; first < n; first += Meeting::kThreads) body(lanes, first);
-      });
-    }
-  }
-};
-
-#endif
-
 namespace {
 
 #if defined(KVTABLE_TEST_CUDA)
 constexpr bool kPowersDiffer = true;  // pow of the device in the last bits from the host's
-struct CudaDevice;
-template <class Device>
-std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options) {
-  return MakeCudaTable(options);
-}
+std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options) { return MakeCudaTable(options); }
 #else
 constexpr bool kPowersDiffer = false;
-template <class Device>
-std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options) {
-  if constexpr (std::is_same_v<Device, ThreadsDevice>) {
-    return MakeThreadsTable(options, &Pool());
-  } else {
-    return std::make_unique<DeviceTableImpl<Device>>(Device(&Pool()), options);
-  }
+std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options, size_t memory = SIZE_MAX) {
+  return MakeThreadsTable(options, &Pool(), memory);
 }
 #endif
 
@@ -242,7 +67,6 @@ Update UpdateFor(const OptimizerSpec& spec, int round) {
   return MakeUpdate(spec.name, values);
 }
 
-template <class Device>
 class Pair {
  public:
   Pair(const OptimizerSpec& spec, ValueType value_type, int64_t dim)
@@ -271,7 +95,7 @@ class Pair {
     device.dim = dim;
     device.initializer = initializer;
     device.slots = slots_;
-    device_ = Make<Device>(device);
+    device_ = Make(device);
   }
 
   // `exact`: of gradients whose sums are exact, so that they are the same in any order.
@@ -442,35 +266,27 @@ class Pair {
 constexpr ValueType kTypes[] = {ValueType::kFloat32, ValueType::kFloat16, ValueType::kBFloat16,
                                 ValueType::kFloat64};
 
-#if defined(KVTABLE_TEST_CUDA)
-using TestedDevice = CudaDevice;
-
-void EveryOptimizerDoesWhatItDoesOnTheCpu() {
-  for (const OptimizerSpec& spec : Optimizers()) {
-    for (const ValueType type : kTypes) {
-      for (const int64_t dim : {1, 3, 16, 40, 64, 70}) Pair<CudaDevice>(spec, type, dim).Run(4, 90, 40);
-    }
-  }
-}
+#if defined(KVTABLE_TEST_CUDA) || defined(KVTABLE_TEST_WARPS)
+constexpr bool kSharesRows = true;  // lanes do
 #else
-using TestedDevice = ThreadsDevice;
+constexpr bool kSharesRows = false;
+#endif
 
 void EveryOptimizerDoesWhatItDoesOnTheCpu() {
+  // Of a row that lanes share, 40 elements are in registers at once or in two pieces; 70, in memory or in three.
+  const std::vector<int64_t> dims =
+      kSharesRows ? std::vector<int64_t>{1, 3, 16, 40, 64, 70} : std::vector<int64_t>{1, 3, 16, 40};
   for (const OptimizerSpec& spec : Optimizers()) {
     for (const ValueType type : kTypes) {
-      for (const int64_t dim : {1, 3, 16, 40}) Pair<ThreadsDevice>(spec, type, dim).Run(4, 90, 40);
-      // 40 elements are in registers at once or in two pieces; 70, in memory or in three.
-      if (!VisitValueType(type, [](auto t) { return kTilesHave<decltype(t)>; })) continue;
-      for (const int64_t dim : {40, 70}) Pair<TilesDevice>(spec, type, dim).Run(4, 16, 8);
+      for (const int64_t dim : dims) Pair(spec, type, dim).Run(4, 90, 40);
     }
   }
 }
-#endif
 
 void ManyThreadsShareALargeBatch() {
   for (const char* name : {"adam", "group_adam"}) {
     for (const ValueType type : {ValueType::kFloat32, ValueType::kBFloat16}) {
-      Pair<TestedDevice>(FindOptimizer(name), type, 8).Run(4, 12000, 3000);
+      Pair(FindOptimizer(name), type, 8).Run(4, 12000, 3000);
     }
   }
 }
@@ -482,13 +298,7 @@ void RowsThatOccurVeryOften() {
     for (const ValueType type : kTypes) {
       const OptimizerSpec& spec = FindOptimizer(name);
       for (const uint64_t different : {1, 3, 8, 40}) {
-#if defined(KVTABLE_TEST_CUDA)
-        for (const size_t n : {511, 512, 700, 20000}) Pair<CudaDevice>(spec, type, 40).Run(4, n, different, true);
-#else
-        Pair<ThreadsDevice>(spec, type, 5).Run(4, 700, different, true);
-        if (!VisitValueType(type, [](auto t) { return kTilesHave<decltype(t)>; })) continue;
-        for (const size_t n : {512, 700}) Pair<TilesDevice>(spec, type, 5).Run(4, n, different, true);
-#endif
+        for (const size_t n : {511, 512, 700}) Pair(spec, type, 5).Run(4, n, different, true);
       }
     }
   }
@@ -496,7 +306,7 @@ void RowsThatOccurVeryOften() {
 
 void MarksOfZeroRows() {
   for (const ValueType type : kTypes) {
-    Pair<TestedDevice>(FindOptimizer("group_adam"), type, 5).MarksEndWhereRowsAreWritten();
+    Pair(FindOptimizer("group_adam"), type, 5).MarksEndWhereRowsAreWritten();
   }
 }
 
@@ -515,7 +325,7 @@ void MistakesAreErrorsAndChangeNothing() {
   options.name = "t";
   options.dim = 4;
   options.slots = {{"m", 4, SlotSpec::Init::kConstant, 0.0}, {"narrow", 2, SlotSpec::Init::kConstant, 0.0}};
-  const std::unique_ptr<DeviceTable> table = Make<TestedDevice>(options);
+  const std::unique_ptr<DeviceTable> table = Make(options);
   const Array<int64_t> key = {1};
   const Array<float> gradient(4);
   const auto apply = [&](DeviceTable* to, const Update& update, const std::vector<int>& slots) {
@@ -530,7 +340,7 @@ void MistakesAreErrorsAndChangeNothing() {
   CHECK(apply(table.get(), wrong, {1}).find("weight_decay = -1") != std::string::npos);
   CHECK(table->Size() == 0);
   options.value_type = ValueType::kInt32;
-  const std::unique_ptr<DeviceTable> integers = Make<TestedDevice>(options);
+  const std::unique_ptr<DeviceTable> integers = Make(options);
   CHECK(apply(integers.get(), MakeUpdate("sgd", {{"learning_rate", 0.1}}), {}).find("not trained") !=
         std::string::npos);
   CHECK(integers->Size() == 0);
@@ -556,7 +366,7 @@ void OutOfMemoryChangesNothing() {
   const std::vector<float> gradients(keys.size() * 16, 0.5f);
   int failures = 0;
   for (size_t memory = 1000000;; memory += 10000) {
-    const std::unique_ptr<DeviceTable> table = MakeThreadsTable(options, &Pool(), memory);
+    const std::unique_ptr<DeviceTable> table = Make(options, memory);
     const float value[16] = {7.0f};
     const auto upsert = [&] { table->Upsert({keys.data(), 1, true}, value, {}, nullptr); };
     if (!ErrorOf(upsert).empty()) continue;

@@ -353,15 +353,20 @@ void AnInitializerThatCannotBeChangesNothing() {
 }  // namespace kvtable
 
 int main() {
+#if defined(KVTABLE_TEST_FEW_ROUNDS)
+  constexpr int kRounds = 4;
+#else
+  constexpr int kRounds = 20;
+#endif
   using kvtable::KeyType;
   using kvtable::ValueType;
   uint64_t seed = 0;
   for (const auto type : {ValueType::kFloat32, ValueType::kFloat16, ValueType::kBFloat16, ValueType::kFloat64,
                           ValueType::kInt8, ValueType::kInt32, ValueType::kInt64, ValueType::kBool}) {
     for (const int64_t dim : {1, 7, 16}) {
-      kvtable::Pair<int64_t>(KeyType::kInt64, type, dim, INT64_MAX, ++seed << 32).Run(60, 300);
-      kvtable::Pair<int32_t>(KeyType::kInt32, type, dim, INT64_MAX, ++seed << 32).Run(20, 300);
-      kvtable::Pair<uint64_t>(KeyType::kUint64, type, dim, 0, ++seed << 32).Run(20, 300);
+      kvtable::Pair<int64_t>(KeyType::kInt64, type, dim, INT64_MAX, ++seed << 32).Run(3 * kRounds, 300);
+      kvtable::Pair<int32_t>(KeyType::kInt32, type, dim, INT64_MAX, ++seed << 32).Run(kRounds, 300);
+      kvtable::Pair<uint64_t>(KeyType::kUint64, type, dim, 0, ++seed << 32).Run(kRounds, 300);
     }
   }
   // Rows so wide that some thousand take many slabs, some of them in host memory.
