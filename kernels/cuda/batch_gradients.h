@@ -18,13 +18,14 @@ namespace kvtable {
 // A position s stands for one occurrence of a row in the batch; positions of equal rows adjoin, in the order
 // of the batch.
 struct BatchGradients {
-  const uint32_t* row_of = nullptr;    // (n)
+  const uint32_t* row_of = nullptr;    // (n); null: position s is row s
   const uint32_t* place_of = nullptr;  // (n) in the batch; null: position s is place s, and all rows differ
   uint64_t n = 0;
   const void* gradients = nullptr;  // (n, dim) in the order of the batch
   int64_t dim = 0;
-  const void* chunk_sums = nullptr;  // (chunks(), dim) in what is computed in, of whole chunks; null: there are none
-  int chunk_bits = 0;                // log2 of a chunk's positions
+  const void* chunk_sums =
+      nullptr;         // (chunks(), dim) in what is computed in, of whole chunks; null: there are none
+  int chunk_bits = 0;  // log2 of a chunk's positions
 
   // Of a row that begins at a position, where its occurrences end, and the place in the batch of the first; of others,
   // `begins` is false.
@@ -40,7 +41,8 @@ struct BatchGradients {
 
   // s < n.
   KVTABLE_HOST_DEVICE Run RunAt(uint64_t s) const {
-    if (place_of == nullptr) return {row_of[s], true, s, s + 1};
+    if (place_of == nullptr)
+      return {row_of == nullptr ? static_cast<uint32_t>(s) : row_of[s], true, s, s + 1};
     // Loads that do not wait for one another.
     const uint32_t row = row_of[s];
     const uint32_t before = row_of[s > 0 ? s - 1 : s];
@@ -62,7 +64,8 @@ struct BatchGradients {
                                typename Element<T>::Compute (&sum)[kHeld]) const {
     using C = typename Element<T>::Compute;
     const bool cut = chunk_sums != nullptr;
-    uint64_t chunk = cut ? (s + (uint64_t{1} << chunk_bits) - 1) >> chunk_bits : 0;  // that begins here, or next
+    uint64_t chunk =
+        cut ? (s + (uint64_t{1} << chunk_bits) - 1) >> chunk_bits : 0;  // that begins here, or next
     const uint64_t end_chunk = cut ? run.end >> chunk_bits : 0;
     const bool has_whole = chunk < end_chunk;
     const C* const sums = static_cast<const C*>(chunk_sums);
@@ -82,7 +85,8 @@ struct BatchGradients {
   KVTABLE_HOST_DEVICE void SumChunk(uint64_t chunk, int64_t first, int64_t stride,
                                     typename Element<T>::Compute (&sum)[kHeld]) const {
     const uint64_t begin = chunk << chunk_bits;
-    Load<T, typename Element<T>::Compute>(static_cast<const T*>(gradients), place_of[begin], first, stride, sum);
+    Load<T, typename Element<T>::Compute>(static_cast<const T*>(gradients), place_of[begin], first, stride,
+                                          sum);
     Add<T, 8>(begin + 1, begin + (uint64_t{1} << chunk_bits), first, stride, sum);
   }
 
@@ -106,7 +110,8 @@ struct BatchGradients {
   }
 
   template <class From, class C, int kHeld>
-  KVTABLE_HOST_DEVICE void Load(const From* all, uint64_t at, int64_t first, int64_t stride, C (&to)[kHeld]) const {
+  KVTABLE_HOST_DEVICE void Load(const From* all, uint64_t at, int64_t first, int64_t stride,
+                                C (&to)[kHeld]) const {
     const From* const here = all + at * static_cast<uint64_t>(dim);
     KVTABLE_UNROLL
     for (int j = 0; j < kHeld; ++j) {
@@ -118,14 +123,15 @@ struct BatchGradients {
   template <class T, int kAtOnce = 4, int kHeld>
   KVTABLE_HOST_DEVICE void Add(uint64_t begin, uint64_t end, int64_t first, int64_t stride,
                                typename Element<T>::Compute (&sum)[kHeld]) const {
-    AddRows<kAtOnce, T, typename Element<T>::Compute>(static_cast<const T*>(gradients), begin, end, first, stride, sum,
-                                             [this](uint64_t at) -> uint64_t { return place_of[at]; });
+    AddRows<kAtOnce, T, typename Element<T>::Compute>(
+        static_cast<const T*>(gradients), begin, end, first, stride, sum,
+        [this](uint64_t at) -> uint64_t { return place_of[at]; });
   }
 
   // Adds the rows row_at(begin), ..., in order.
   template <int kAtOnce, class From, class C, int kHeld, class RowAt>
-  KVTABLE_HOST_DEVICE void AddRows(const From* all, uint64_t begin, uint64_t end, int64_t first, int64_t stride,
-                                   C (&sum)[kHeld], const RowAt& row_at) const {
+  KVTABLE_HOST_DEVICE void AddRows(const From* all, uint64_t begin, uint64_t end, int64_t first,
+                                   int64_t stride, C (&sum)[kHeld], const RowAt& row_at) const {
     uint64_t at = begin;
     for (; at + kAtOnce <= end; at += kAtOnce) {
       uint64_t rows[kAtOnce];

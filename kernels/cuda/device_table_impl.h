@@ -235,7 +235,8 @@ class DeviceTableImpl : public DeviceTable {
   using Block = DeviceBlock<Device>;
 
   static constexpr uint32_t kLanesOfRow = RowTile<typename Device::Lanes>::kCount;
-  static constexpr double kMaxLoad = 0.7;       // 64 / 5 / 0.7 = 18.3 bytes of index per key; see benchmarks/NOTES.md
+  static constexpr double kMaxLoad =
+      0.7;  // 64 / 5 / 0.7 = 18.3 bytes of index per key; see benchmarks/NOTES.md
   static constexpr double kIndexGrowth = 1.25;  // a rebuild is a stream
   static constexpr int64_t kRowGrowth =
       8;  // by an eighth: rows never move, so growth costs nothing but calls
@@ -491,16 +492,13 @@ class DeviceTableImpl : public DeviceTable {
 
   // Finds or makes the row of each key; numbers() are their rows then. A new row's slots that copy the value
   // are the caller's to see to.
-  void Insert(const DeviceKeys& keys, FirstValue first_value, bool* inserted,
-              const AdmissionDraw& admission);
+  void Insert(const DeviceKeys& keys, FirstValue first_value, bool* inserted, const AdmissionDraw& admission);
 
   // Which missing keys an operation may make rows for. Those that it may not for are kNoRow in numbers() then.
   AdmissionDraw MayInsert(double probability = 1.0, uint64_t seed = 0) const {
     return AdmissionDraw(probability, seed, options_.padding_key);
   }
-  AdmissionDraw MayInsert(Stamp stamp) const {
-    return MayInsert(stamp.existing_only ? 0.0 : 1.0, 0);
-  }
+  AdmissionDraw MayInsert(Stamp stamp) const { return MayInsert(stamp.existing_only ? 0.0 : 1.0, 0); }
 
   // ---- Hot rows
 
@@ -536,8 +534,7 @@ class DeviceTableImpl : public DeviceTable {
 
   void CopyValueToSlots(int64_t n);
 
-  void InsertStamped(const DeviceKeys& keys, Stamp stamp, bool* inserted,
-                     const AdmissionDraw& admission);
+  void InsertStamped(const DeviceKeys& keys, Stamp stamp, bool* inserted, const AdmissionDraw& admission);
 
   void WriteStamped(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp);
 

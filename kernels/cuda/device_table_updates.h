@@ -71,9 +71,7 @@ void DeviceTableImpl<Device>::Apply(const DeviceKeys& keys, const void* gradient
   rows.stamp = written;
   WorkingMemory given = working;
   given.memory = working_.data();
-  UpdateRowsBy(GradientRuleList{}, &device_, rows, update, options_.value_type, given) ||
-      UpdateRowsBy(AdamRuleList{}, &device_, rows, update, options_.value_type, given) ||
-      UpdateRowsBy(GroupRuleList{}, &device_, rows, update, options_.value_type, given);
+  UpdateRows(&device_, rows, update, options_.value_type, given);
   ages_.End(stamp);
   if (!evictor_.is_bounded()) return;
   if (update.skip_nonfinite) Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);  // some have gone

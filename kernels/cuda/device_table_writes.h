@@ -141,8 +141,8 @@ void DeviceTableImpl<Device>::Insert(const DeviceKeys& keys, FirstValue first_va
     if (CopiesValue()) device_.Fill(&words_.template as<Words>()->num_new, 0, sizeof(uint32_t));
     return;
   }
-  device_.Launch(n, InsertBody{Batch(keys), keys.distinct, admission, index_, rows_, numbers(), new_keys(), new_slots(),
-                               inserted});
+  device_.Launch(n, InsertBody{Batch(keys), keys.distinct, admission, index_, rows_, numbers(), new_keys(),
+                               new_slots(), inserted});
   device_.Launch(n, PlaceNewBody{Batch(keys), index_, rows_, new_keys(), new_slots(), initial_, first_value,
                                  first_slots_.data() + value_bytes_, Alignment(Count(value_bytes_)),
                                  Alignment(Count(value_bytes_))});

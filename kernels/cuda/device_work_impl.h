@@ -6,10 +6,12 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "device_block.h"
 #include "kvtable/device_work.h"
 #include "pool_kernels.h"
+#include "update_rows.h"
 #include "values/elements.h"
 
 namespace kvtable {
@@ -55,6 +57,29 @@ class DeviceWorkImpl : public DeviceWork {
     state_->device.WaitInside();
   }
 
+  bool ApplyToArrays(const Update& update, ValueType value_type, int64_t dim,
+                     const std::vector<void*>& columns, int64_t n, const void* gradients,
+                     DeviceStream stream) override {
+    CheckUpdate(update);
+    CheckColumns(update, columns.size());
+    // Where elements are alike, rows may be cut: as wide as lanes like them, and a last one.
+    const bool cuts = !CouplesElements(*update.optimizer) && !update.stochastic_rounding;
+    if (update.skip_nonfinite || update.float32_gradients || (!cuts && dim > kWidestRow)) return false;
+    const Queue queue(state_.get(), stream);
+    Arrays arrays{columns, static_cast<const char*>(gradients)};
+    if (!cuts) {
+      UpdateArrays(update, value_type, dim, n, arrays);
+      return true;
+    }
+    const int64_t whole = n * dim / kCutWidth;
+    UpdateArrays(update, value_type, kCutWidth, whole, arrays);
+    const int64_t done = whole * kCutWidth * SizeOf(value_type);
+    for (void*& column : arrays.columns) column = static_cast<char*>(column) + done;
+    arrays.gradients += done;
+    if (n * dim % kCutWidth > 0) UpdateArrays(update, value_type, n * dim % kCutWidth, 1, arrays);
+    return true;
+  }
+
   void SumRows(ValueType value_type, int64_t dim, const SumTerms& terms, const void* rows, void* out,
                DeviceStream stream) override {
     const Queue queue(state_.get(), stream);
@@ -70,6 +95,44 @@ class DeviceWorkImpl : public DeviceWork {
   }
 
  private:
+  static constexpr int64_t kCutWidth = 64;
+  static constexpr int64_t kWidestRow = int64_t{1} << 16;  // some thousand elements for each lane
+
+  struct Arrays {
+    std::vector<void*> columns;
+    const char* gradients;
+  };
+
+  void UpdateArrays(const Update& update, ValueType value_type, int64_t dim, int64_t n,
+                    const Arrays& arrays) {
+    if (n == 0 || dim == 0) return;
+    RowsToUpdate rows;
+    rows.batch.n = static_cast<uint64_t>(n);
+    rows.batch.gradients = arrays.gradients;
+    rows.batch.dim = dim;
+    rows.rows.row_bytes = dim * SizeOf(value_type);
+    rows.arrays = static_cast<char*>(arrays.columns[0]);
+    for (size_t c = 0; c < arrays.columns.size(); ++c) {
+      rows.offsets[c] = static_cast<int64_t>(reinterpret_cast<intptr_t>(arrays.columns[c]) -
+                                             reinterpret_cast<intptr_t>(arrays.columns[0]));
+    }
+    rows.decay = update.hyperparameters[0] * update.hyperparameters[1];
+    rows.stochastic_rounding = update.stochastic_rounding;
+    rows.seed = update.seed;
+    WorkingMemory working = WorkingMemoryFor<Device>(*update.optimizer, value_type, dim, n);
+    const DeviceBlock<Device> memory =
+        working.bytes > 0
+            ? DeviceBlock<Device>(&state_->device, static_cast<size_t>(working.bytes), MemoryPlace::kDevice)
+            : DeviceBlock<Device>();
+    if (working.bytes > 0 && memory.data() == nullptr) {
+      throw Error(ErrorCode::kResourceExhausted,
+                  "Could not get " + std::to_string(working.bytes) +
+                      " bytes of device memory to update arrays: " + state_->device.MemoryLeft() + ".");
+    }
+    working.memory = memory.data();
+    UpdateRows(&state_->device, rows, update, value_type, working);
+  }
+
   struct State {
     explicit State(Device made) : device(std::move(made)) {}
     Device device;

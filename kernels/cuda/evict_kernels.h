@@ -333,7 +333,8 @@ struct TakeCloseBody {
     for (uint64_t at = first / Lanes::kCount; at < n; at += view.lanes / Lanes::kCount) {
       const uint32_t row = has_room ? victims.close[at] : view.rows.list[at];
       if (!has_room && !IsClose(view.RankOf(row))) continue;
-      uint32_t before = has_room ? CountBefore(lanes, static_cast<uint32_t>(at)) : CountListedBefore(lanes, at);
+      uint32_t before =
+          has_room ? CountBefore(lanes, static_cast<uint32_t>(at)) : CountListedBefore(lanes, at);
       before = lanes.Sum(before);
       if (lanes.lane() == 0 && before < words->left) victims.rows[FetchAdd(&words->victims, 1u)] = row;
     }
@@ -353,7 +354,8 @@ struct TakeCloseBody {
       KVTABLE_UNROLL
       for (uint32_t u = 0; u < kAtOnce; ++u) others[u] = victims.close_ranks[i + u * Lanes::kCount];
       KVTABLE_UNROLL
-      for (uint32_t u = 0; u < kAtOnce; ++u) before += ComesBefore(others[u], i + u * Lanes::kCount, rank, at);
+      for (uint32_t u = 0; u < kAtOnce; ++u)
+        before += ComesBefore(others[u], i + u * Lanes::kCount, rank, at);
     }
     for (; i < n; i += Lanes::kCount) before += ComesBefore(victims.close_ranks[i], i, rank, at);
     return before;
@@ -370,7 +372,8 @@ struct TakeCloseBody {
     return before;
   }
 
-  KVTABLE_HOST_DEVICE static uint32_t ComesBefore(const DeviceRank& a, uint64_t at_a, const DeviceRank& b, uint64_t at_b) {
+  KVTABLE_HOST_DEVICE static uint32_t ComesBefore(const DeviceRank& a, uint64_t at_a, const DeviceRank& b,
+                                                  uint64_t at_b) {
     return a < b || (at_a < at_b && !(b < a)) ? 1 : 0;
   }
 

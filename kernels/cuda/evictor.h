@@ -258,7 +258,8 @@ class Evictor {
   EvictionWords* words() const { return words_.template as<EvictionWords>(); }
   // Behind the ranks of close rows, which come first.
   uint32_t* Scratch(int64_t array) const {
-    return reinterpret_cast<uint32_t*>(scratch_.template as<DeviceRank>() + tuning_.most_close) + array * keys_;
+    return reinterpret_cast<uint32_t*>(scratch_.template as<DeviceRank>() + tuning_.most_close) +
+           array * keys_;
   }
   // A list that is long is read for each batch, one that is short is soon made anew: the least of both is
   // near the square root of rows x batch.

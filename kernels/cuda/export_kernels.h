@@ -78,7 +78,8 @@ struct ListBody {
   KVTABLE_HOST_DEVICE bool Means(uint64_t key, uint32_t row, uint64_t home) const {
     const uint64_t hash = Mix64(key);
     return hash >= first_hash && hash <= last_hash && index.HomeOfHash(hash) == home &&
-           Holds(predicate, rows, key, row) && !(only_changed && rows.changes.eras[row].written <= changed.era);
+           Holds(predicate, rows, key, row) &&
+           !(only_changed && rows.changes.eras[row].written <= changed.era);
   }
 
   KVTABLE_HOST_DEVICE void List(uint64_t key, uint32_t row, uint32_t n) const {

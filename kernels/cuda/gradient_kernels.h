@@ -64,7 +64,8 @@ struct CheckGradientsBody {
     C wrong = 0;  // NaN where an element is one, or infinite
     if (s < batch.n) {
       const BatchGradients::Run run = batch.RunAt(s);
-      for (int64_t j = run.begins && run.row != kNoRow ? tile.lane() : batch.dim; j < batch.dim; j += Tile::kCount) {
+      for (int64_t j = run.begins && run.row != kNoRow ? tile.lane() : batch.dim; j < batch.dim;
+           j += Tile::kCount) {
         C sum[1];
         batch.Sum<T>(s, run, j, 0, sum);
         wrong += sum[0] * C{0};

@@ -66,7 +66,8 @@ struct RankedRowsView {
   }
   // The same in a body for whole blocks, all lanes of which take part.
   template <class Lanes>
-  KVTABLE_HOST_DEVICE void SetInBlock(const Lanes& lanes, bool changes, uint32_t row, const DeviceRank& to) const {
+  KVTABLE_HOST_DEVICE void SetInBlock(const Lanes& lanes, bool changes, uint32_t row,
+                                      const DeviceRank& to) const {
     const bool joins = changes && Joins(row, to);
     const uint32_t n = lanes.CountInBlock(joins ? 1 : 0, &words->listed);
     if (joins) list[n] = row;

@@ -29,9 +29,12 @@ struct RowsToUpdate {
   static constexpr size_t kMostColumns = 8;
 
   BatchGradients batch;
-  BatchKeys keys;
+  BatchKeys keys;                 // without any, a row's place is its key
   const bool* skipped = nullptr;  // (n) by position, or null
   DeviceRows rows;
+  // Not null: rows are not a table's, but those of arrays, of which this is the first. They have no stamps, and
+  // `offsets` lead from it to the others.
+  char* arrays = nullptr;
   int64_t offsets[kMostColumns] = {};  // of the value and the rule's slots in a row
   double decay = 0;                    // learning rate * weight decay
   bool stochastic_rounding = false;
@@ -44,9 +47,14 @@ struct RowsToUpdate {
     return run.begins && run.row != kNoRow && (skipped == nullptr || !skipped[s]);
   }
 
+  KVTABLE_HOST_DEVICE PlacedRow Placed(uint32_t row) const {
+    return arrays == nullptr ? rows.At(row) : PlacedRow{arrays + int64_t{row} * rows.row_bytes, nullptr};
+  }
+
   // The random bits of the row's stochastic rounding: those of the CPU (optimizer.cc).
   KVTABLE_HOST_DEVICE uint64_t RandomBitsOf(const BatchGradients::Run& run) const {
-    return stochastic_rounding ? RandomStream(Mix64(seed), ~keys.At(run.first_place)) : 0;
+    if (!stochastic_rounding) return 0;
+    return RandomStream(Mix64(seed), ~(keys.keys == nullptr ? run.first_place : keys.At(run.first_place)));
   }
 
   // Writes element j of column c.
@@ -68,6 +76,7 @@ struct RowsToUpdate {
   // What is left when a row's elements are written. One lane.
   KVTABLE_HOST_DEVICE void Finish(uint32_t row, uint32_t frequency, bool zeroed, DeviceStamp* at) const {
     zero_marks.Set(row, zeroed);
+    if (at == nullptr) return;
     const uint32_t room = UINT32_MAX - frequency;
     *at = {frequency + (stamp.frequency < room ? stamp.frequency : room), stamp.version};
   }
@@ -89,9 +98,10 @@ struct UpdateHeldBody {
     if (s >= rows.batch.n) return;
     const BatchGradients::Run run = rows.batch.RunAt(s);
     if (!rows.Updates(s, run)) return;
-    const PlacedRow placed = rows.rows.At(run.row);
+    const PlacedRow placed = rows.Placed(run.row);
     char* const row = placed.row;
-    const uint32_t frequency = tile.lane() == 0 ? placed.stamp->frequency : 0;  // loaded while the row is
+    // Loaded while the row is.
+    const uint32_t frequency = tile.lane() == 0 && placed.stamp != nullptr ? placed.stamp->frequency : 0;
     const uint64_t random = rows.RandomBitsOf(run);
     const int64_t dim = rows.batch.dim;
     bool zeroed = false;
@@ -168,10 +178,11 @@ struct UpdateInMemoryBody {
 
  private:
   template <class Tile>
-  KVTABLE_HOST_DEVICE void UpdateRow(const Tile& tile, uint64_t s, const BatchGradients::Run& run, C* gradient) const {
+  KVTABLE_HOST_DEVICE void UpdateRow(const Tile& tile, uint64_t s, const BatchGradients::Run& run,
+                                     C* gradient) const {
     const int64_t dim = rows.batch.dim;
     const auto elements = RowInMemory(tile, dim);
-    const PlacedRow placed = rows.rows.At(run.row);
+    const PlacedRow placed = rows.Placed(run.row);
     char* const row = placed.row;
     C* columns[kColumns];
     for (size_t c = 0; c < kColumns; ++c) {
@@ -205,7 +216,8 @@ struct UpdateInMemoryBody {
         }
       }
     }
-    if (tile.lane() == 0) rows.Finish(run.row, placed.stamp->frequency, zeroed, placed.stamp);
+    if (tile.lane() != 0) return;
+    rows.Finish(run.row, placed.stamp == nullptr ? 0 : placed.stamp->frequency, zeroed, placed.stamp);
   }
 };
 

@@ -47,6 +47,14 @@ bool VisitRule(RuleList<Rules...>, const char* name, const Visit& visit) {
   return (try_one(Rules{}) || ...);
 }
 
+inline bool CouplesElements(const OptimizerSpec& optimizer) {
+  bool couples = false;
+  const auto visit = [&](auto rule) { couples = kCouplesElements<decltype(rule)>; };
+  VisitRule(GradientRuleList{}, optimizer.name, visit) || VisitRule(AdamRuleList{}, optimizer.name, visit) ||
+      VisitRule(GroupRuleList{}, optimizer.name, visit);
+  return couples;
+}
+
 // What a batch of n rows needs. The memory is the caller's to give.
 template <class Device>
 WorkingMemory WorkingMemoryFor(const OptimizerSpec& optimizer, ValueType value_type, int64_t dim, int64_t n) {
@@ -95,6 +103,15 @@ bool UpdateRowsBy(RuleList<Rules...> list, Device* device, const RowsToUpdate& r
       }
     });
   });
+}
+
+// By whichever list has the rule.
+template <class Device>
+void UpdateRows(Device* device, const RowsToUpdate& rows, const Update& update, ValueType value_type,
+                const WorkingMemory& working) {
+  UpdateRowsBy(GradientRuleList{}, device, rows, update, value_type, working) ||
+      UpdateRowsBy(AdamRuleList{}, device, rows, update, value_type, working) ||
+      UpdateRowsBy(GroupRuleList{}, device, rows, update, value_type, working);
 }
 
 }  // namespace kvtable

@@ -11,7 +11,8 @@ namespace kvtable {
 
 std::unique_ptr<DeviceTable> MakeThreadsTable(const DeviceTableOptions& options, ParallelFor* threads,
                                               size_t memory) {
-  return std::make_unique<DeviceTableImpl<WarpsDevice>>(WarpsDevice(threads, memory, options.allocator), options);
+  return std::make_unique<DeviceTableImpl<WarpsDevice>>(WarpsDevice(threads, memory, options.allocator),
+                                                        options);
 }
 
 std::unique_ptr<DeviceWork> MakeThreadsWork(DeviceAllocator* allocator, ParallelFor* threads) {

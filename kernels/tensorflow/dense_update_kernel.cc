@@ -48,8 +48,8 @@ void SumEqualRows(const std::vector<int64_t>& indices, const T* rows, int64_t di
 }
 
 // Holds the locks of all variables while it runs, as TensorFlow's own training ops do, and gives a variable
-// whose buffer a reader still holds another one first. Variables on a GPU come to the host for it and go
-// back.
+// whose buffer a reader still holds another one first. Variables on a GPU are updated there; where that takes longer
+// (DeviceWork::ApplyToArrays), and by sparse gradients, they come to the host for it and go back.
 class ApplyDenseOp : public Kernel {
  public:
   using Kernel::Kernel;
@@ -95,34 +95,45 @@ class ApplyDenseOp : public Kernel {
     const TensorShape shape = variables[0]->tensor()->shape();
     int64_t rows = 1;  // of the variable, as the optimizer sees it
     if (sparse_ || (shape.dims() >= 2 && !whole_)) rows = shape.dim_size(0);
-    std::vector<int64_t> unique;
-    Tensor sums;
-    if (sparse_) {
-      std::vector<int64_t> indices;
-      TF_RETURN_IF_ERROR(ReadIndices(ctx->input(count_), rows, &indices));
-      TF_RETURN_IF_ERROR(ctx->allocate_temp(dtype_, gradients.shape(), &sums, OnHost()));
-      SumRows(indices, gradients, shape.num_elements() / rows, &unique, &sums);
-    }
     const int64_t dim = shape.num_elements() / rows;
+    std::vector<int64_t> indices;
+    if (sparse_) TF_RETURN_IF_ERROR(ReadIndices(ctx->input(count_), rows, &indices));
     KernelThreads threads(ctx);
     std::shared_ptr<Gpu> gpu;
     if (on_gpu()) TF_RETURN_IF_ERROR(Gpu::Of(ctx, &gpu));
     std::vector<void*> columns;
-    std::vector<Tensor> copies(on_gpu() ? variables.size() : 0);  // on the host, where the rules run
-    for (size_t i = 0; i < variables.size(); ++i) {
-      tf::Var* const variable = variables[i].get();
-      TF_RETURN_IF_ERROR(MakeExclusive(ctx, variable, gpu.get()));
-      Tensor* const tensor = variable->tensor();
-      if (on_gpu()) {
-        TF_RETURN_IF_ERROR(ctx->allocate_temp(tensor->dtype(), tensor->shape(), &copies[i], OnHost()));
-        gpu->work()->Copy(copies[i].data(), tensor->data(), tensor->TotalBytes(), threads.stream());
-      }
-      columns.push_back(on_gpu() ? copies[i].data() : tensor->data());
+    for (const auto& variable : variables) {
+      TF_RETURN_IF_ERROR(MakeExclusive(ctx, variable.get(), gpu.get()));
+      columns.push_back(variable->tensor()->data());
     }
-    const int64_t n = sparse_ ? static_cast<int64_t>(unique.size()) : rows;
-    kvtable::ApplyToArrays(update, ToValueType(dtype_), dim, columns, sparse_ ? unique.data() : nullptr, n,
-                           sparse_ ? sums.data() : gradients.data(), threads);
-    for (size_t i = 0; i < copies.size(); ++i) {
+    const kvtable::ValueType type = ToValueType(dtype_);
+    if (on_gpu() && !sparse_ &&
+        gpu->work()->ApplyToArrays(update, type, dim, columns, rows, gradients.data(), threads.stream())) {
+      return absl::OkStatus();
+    }
+    std::vector<Tensor> copies(on_gpu() ? variables.size() + 1 : 0);  // on the host, where the rules run
+    const auto copy = [&](const Tensor& from, Tensor* to) {
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(from.dtype(), from.shape(), to, OnHost()));
+      gpu->work()->Copy(to->data(), from.data(), from.TotalBytes(), threads.stream());
+      return absl::OkStatus();
+    };
+    for (size_t i = 0; on_gpu() && i < variables.size(); ++i) {
+      TF_RETURN_IF_ERROR(copy(*variables[i]->tensor(), &copies[i]));
+      columns[i] = copies[i].data();
+    }
+    if (on_gpu()) TF_RETURN_IF_ERROR(copy(gradients, &copies.back()));
+    const Tensor& there = on_gpu() ? copies.back() : gradients;
+    if (sparse_) {
+      std::vector<int64_t> unique;
+      Tensor sums;
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(dtype_, gradients.shape(), &sums, OnHost()));
+      SumRows(indices, there, dim, &unique, &sums);
+      kvtable::ApplyToArrays(update, type, dim, columns, unique.data(), static_cast<int64_t>(unique.size()),
+                             sums.data(), threads);
+    } else {
+      kvtable::ApplyToArrays(update, type, dim, columns, nullptr, rows, there.data(), threads);
+    }
+    for (size_t i = 0; on_gpu() && i < variables.size(); ++i) {
       gpu->work()->Copy(variables[i]->tensor()->data(), copies[i].data(), copies[i].TotalBytes(),
                         threads.stream());
     }
@@ -216,9 +227,7 @@ class ApplyDenseOp : public Kernel {
   UpdateInputs inputs_;
 };
 
-KVTOOLS_REGISTER(
-    Name("KvApplyDense").HostMemory("indices").HostMemory("gradients").HostMemory("hyperparameters"),
-    ApplyDenseOp);
+KVTOOLS_REGISTER(Name("KvApplyDense").HostMemory("indices").HostMemory("hyperparameters"), ApplyDenseOp);
 
 }  // namespace
 }  // namespace kvtools

@@ -63,7 +63,7 @@ std::unique_ptr<DeviceTable> MakeTable(const DeviceTableOptions& options, bool m
     tuning.batches_listed = 0;
     tuning.most_close = 2;
   }
-  return std::make_unique<DeviceTableImpl<TestedDevice>>(TestedDevice(&Pool(), memory), options, tuning);
+  return std::make_unique<DeviceTableImpl<TestedDevice> >(TestedDevice(&Pool(), memory), options, tuning);
 }
 #endif
 

@@ -16,6 +16,7 @@
 #include "check.h"
 #include "device_arrays.h"
 #include "kvtable/device_table.h"
+#include "kvtable/device_work.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
@@ -33,11 +34,13 @@ namespace {
 #if defined(KVTABLE_TEST_CUDA)
 constexpr bool kPowersDiffer = true;  // pow of the device in the last bits from the host's
 std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options) { return MakeCudaTable(options); }
+std::unique_ptr<DeviceWork> MakeWork() { return MakeCudaWork(nullptr); }
 #else
 constexpr bool kPowersDiffer = false;
 std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options, size_t memory = SIZE_MAX) {
   return MakeThreadsTable(options, &Pool(), memory);
 }
+std::unique_ptr<DeviceWork> MakeWork() { return MakeThreadsWork(nullptr, &Pool()); }
 #endif
 
 // A value in its range for each hyperparameter that has no default, and another than the default for some.
@@ -266,16 +269,15 @@ class Pair {
 constexpr ValueType kTypes[] = {ValueType::kFloat32, ValueType::kFloat16, ValueType::kBFloat16,
                                 ValueType::kFloat64};
 
-#if defined(KVTABLE_TEST_CUDA) || defined(KVTABLE_TEST_WARPS)
-constexpr bool kSharesRows = true;  // lanes do
-#else
-constexpr bool kSharesRows = false;
-#endif
-
 void EveryOptimizerDoesWhatItDoesOnTheCpu() {
   // Of a row that lanes share, 40 elements are in registers at once or in two pieces; 70, in memory or in three.
-  const std::vector<int64_t> dims =
-      kSharesRows ? std::vector<int64_t>{1, 3, 16, 40, 64, 70} : std::vector<int64_t>{1, 3, 16, 40};
+#if defined(KVTABLE_TEST_CUDA)
+  const std::vector<int64_t> dims = {1, 3, 16, 40, 64, 70};
+#elif defined(KVTABLE_TEST_WARPS)
+  const std::vector<int64_t> dims = {3, 40, 70};
+#else
+  const std::vector<int64_t> dims = {1, 3, 16, 40};
+#endif
   for (const OptimizerSpec& spec : Optimizers()) {
     for (const ValueType type : kTypes) {
       for (const int64_t dim : dims) Pair(spec, type, dim).Run(4, 90, 40);
@@ -301,6 +303,63 @@ void RowsThatOccurVeryOften() {
         for (const size_t n : {511, 512, 700}) Pair(spec, type, 5).Run(4, n, different, true);
       }
     }
+  }
+}
+
+// Rows of plain arrays, which may be cut into others, and what is left to the CPU.
+void ArraysAreUpdatedAsOnTheCpu() {
+  const std::unique_ptr<DeviceWork> work = MakeWork();
+  uint64_t state = 9;
+  const auto random = [&](ValueType type, int64_t n, bool positive) {
+    Array<char> array(static_cast<size_t>(n * SizeOf(type)));
+    VisitValueType(type, [&](auto t) {
+      using T = decltype(t);
+      for (int64_t i = 0; i < n; ++i) {
+        const double x = static_cast<double>(Mix64(++state) >> 11) * 0x1p-53;
+        const T element = Element<T>::FromDouble(positive ? x : 2 * x - 1);
+        std::memcpy(&array[static_cast<size_t>(i) * sizeof(T)], &element, sizeof(T));
+      }
+    });
+    return array;
+  };
+  for (const OptimizerSpec& spec : Optimizers()) {
+    for (const ValueType type : kTypes) {
+      int round = 0;
+      for (const auto& [n, dim] : std::vector<std::pair<int64_t, int64_t>>{
+               {0, 5}, {1, 1}, {3, 7}, {1, 64}, {1, 300}, {40, 70}, {1, 65537}}) {
+        if (dim > 300 && (type != ValueType::kFloat32 || spec.slots.size() > 2)) continue;
+        Update update = UpdateFor(spec, ++round % 2);
+        update.stochastic_rounding = round % 3 == 0;
+        update.seed = static_cast<uint64_t>(round);
+        const Array<char> gradients = random(type, n * dim, false);
+        std::vector<Array<char>> sides[2];
+        std::vector<void*> columns[2];
+        for (size_t c = 0; c <= spec.slots.size(); ++c) {
+          sides[0].push_back(random(type, n * dim, c > 0));
+          sides[1].push_back(sides[0].back());
+        }
+        for (int side = 0; side < 2; ++side) {
+          for (Array<char>& column : sides[side]) columns[side].push_back(column.data());
+        }
+        const bool updated = work->ApplyToArrays(update, type, dim, columns[1], n, gradients.data(), nullptr);
+        CHECK(updated || dim > 300);
+        if (!updated) continue;
+        ApplyToArrays(update, type, dim, columns[0], nullptr, n, gradients.data(), Pool());
+        Finish();
+        CHECK(sides[0] == sides[1]);
+      }
+    }
+  }
+  Update update = UpdateFor(FindOptimizer("sgd"), 0);
+  float row[2] = {1, 2};
+  update.skip_nonfinite = true;
+  CHECK(!work->ApplyToArrays(update, ValueType::kFloat32, 2, {row}, 1, row, nullptr));
+  CHECK(row[0] == 1 && row[1] == 2);
+  try {
+    work->ApplyToArrays(update, ValueType::kFloat32, 2, {row, row}, 1, row, nullptr);
+    CHECK(!"a column too many");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kInvalidArgument);
   }
 }
 
@@ -401,6 +460,7 @@ int main() {
   kvtable::EveryOptimizerDoesWhatItDoesOnTheCpu();
   kvtable::ManyThreadsShareALargeBatch();
   kvtable::RowsThatOccurVeryOften();
+  kvtable::ArraysAreUpdatedAsOnTheCpu();
   kvtable::MarksOfZeroRows();
   kvtable::MistakesAreErrorsAndChangeNothing();
 #if !defined(KVTABLE_TEST_CUDA)

@@ -169,7 +169,8 @@ class Pair {
           const Weight x = of_weights[0][i];
           const Weight y = of_weights[1][i];
 #if defined(KVTABLE_TEST_WARPS)
-          const bool same = std::abs(x - y) <= Weight(1e-4) * (1 + std::abs(x));  // lanes add in another order
+          const bool same =
+              std::abs(x - y) <= Weight(1e-4) * (1 + std::abs(x));  // lanes add in another order
 #else
           const bool same = x == y;
 #endif

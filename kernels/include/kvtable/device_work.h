@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "kvtable/device_table.h"
+#include "kvtable/optimizer.h"
 #include "kvtable/types.h"
 
 namespace kvtable {
@@ -32,6 +34,15 @@ class DeviceWork {
   virtual void QueueCopy(void* to, const void* from, size_t bytes, DeviceStream stream) = 0;
   virtual void Fill(void* to, int byte, size_t bytes, DeviceStream stream) = 0;
   virtual void Wait(DeviceStream stream) = 0;
+
+  // ApplyToArrays (optimizer.h) for arrays (n, dim) in device memory, queued: updates all rows, each by its own
+  // gradient. False, and nothing is done, where a GPU would take longer than a CPU and the way there: for rows so
+  // wide that the few lanes of each have much to do, as far as the rule couples elements; and where rows may be
+  // left out (Update::skip_nonfinite), or gradients are of another type. Throws Error(kInvalidArgument) as
+  // ApplyToArrays does.
+  virtual bool ApplyToArrays(const Update& update, ValueType value_type, int64_t dim,
+                             const std::vector<void*>& columns, int64_t n, const void* gradients,
+                             DeviceStream stream) = 0;
 
   // The sums that SumByKey::Terms describes, of rows in device memory.
   virtual void SumRows(ValueType value_type, int64_t dim, const SumTerms& terms,

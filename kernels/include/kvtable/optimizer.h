@@ -80,6 +80,9 @@ struct ApplyCounts {
   int64_t skipped = 0;  // rows with a gradient that is not finite, where Update::skip_nonfinite
 };
 
+// Throws Error(kInvalidArgument) unless there is an array for the value and for each of the rule's slots.
+void CheckColumns(const Update& update, size_t columns);
+
 // Updates row rows[i] of arrays by gradient row i; row i where `rows` is null. Rows differ from each other.
 ApplyCounts ApplyToArrays(const Update& update, ValueType value_type, int64_t dim,
                           const std::vector<void*>& columns /* value, then slots: (>= max row, dim) */,

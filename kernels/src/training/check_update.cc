@@ -65,6 +65,14 @@ const char* Describe(Range range) {
   return "";
 }
 
+void CheckColumns(const Update& update, size_t columns) {
+  if (columns == 1 + update.optimizer->slots.size()) return;
+  throw Error(ErrorCode::kInvalidArgument, std::string("Optimizer ") + update.optimizer->name + " keeps " +
+                                               std::to_string(update.optimizer->slots.size()) +
+                                               " slots; got " +
+                                               std::to_string(static_cast<int64_t>(columns) - 1) + ".");
+}
+
 void CheckUpdate(const Update& update) {
   const OptimizerSpec& spec = *update.optimizer;
   if (update.hyperparameters.size() != spec.hyperparameters.size()) {

@@ -148,11 +148,7 @@ GradientSum::GradientSum(const Update& update, ValueType value_type, int64_t dim
 ApplyCounts ApplyToArrays(const Update& update, ValueType value_type, int64_t dim,
                           const std::vector<void*>& columns, const int64_t* rows, int64_t n,
                           const void* gradients, ParallelFor& threads) {
-  if (columns.size() != 1 + update.optimizer->slots.size()) {
-    throw Error(ErrorCode::kInvalidArgument, std::string("Optimizer ") + update.optimizer->name + " keeps " +
-                                                 std::to_string(update.optimizer->slots.size()) +
-                                                 " slots; got " + std::to_string(columns.size() - 1) + ".");
-  }
+  CheckColumns(update, columns.size());
   const RowUpdater updater(update, value_type, dim);
   const GradientSum sum(update, value_type, dim);
   const int64_t row_bytes = dim * SizeOf(value_type);

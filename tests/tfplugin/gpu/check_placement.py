@@ -91,3 +91,28 @@ def test_a_checkpoint_goes_from_one_to_the_other_and_trains_on(first: str, secon
     _, saved = run(first, 2, None)
     rows, _ = run(second, 3, saved)
     np.testing.assert_array_equal(rows, run("/CPU:0", 3, run("/CPU:0", 2, None)[1])[0])
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "slices"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "GroupAdam", "Lamb", "Ftrl"])
+def test_ordinary_variables_are_updated_as_on_the_cpu(name: str, sparse: bool) -> None:
+    """Rows that are cut, rows that are not, and what goes by way of the host."""
+    rng = np.random.default_rng(5)
+
+    def trained(device: str, shape: tuple[int, ...], dtype: tf.DType, draws: list[np.ndarray]) -> np.ndarray:
+        with tf.device(device):
+            variable = tf.Variable(tf.cast(draws[0], dtype))
+        assert variable.device.endswith(device)
+        optimizer = getattr(tfplugin.optimizers, name)(0.1)
+        for gradient in draws[1:]:
+            part = tf.cast(gradient, dtype)
+            if sparse:
+                part = tf.IndexedSlices(tf.concat([part, part], 0), tf.constant([*range(shape[0])] * 2, tf.int64))
+            optimizer.apply_gradients([(part, variable)])
+        return tf.cast(variable, tf.float64).numpy()
+
+    for shape in [(7,), (3, 70), (40, 5, 2), (2, 0), (1, 70000), *([] if sparse else [()])]:
+        for dtype in (tf.float32, tf.float16):
+            draws = [rng.normal(size=shape) for _ in range(3)]
+            rows = [trained(device, shape, dtype, draws) for device in ("CPU:0", "GPU:0")]
+            np.testing.assert_array_equal(*rows, err_msg=f"{shape} {dtype}")
