@@ -1,7 +1,7 @@
 """Puts what run.sh wrote into one file named after the chip and the day: python merge.py FOLDER [TARGET_FOLDER].
 
-The file has the chip's name, the date, how each check ended, the figures of both benchmarks and of PyTorch, and how
-many times as fast as PyTorch's each step was.
+The file has the chip's name, the date, how each check ended, the figures of both benchmarks and of PyTorch, how
+many times as fast as PyTorch's each step was, and where the time goes, kernel by kernel.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def speedups(ours: dict[str, Any], torch: dict[str, Any]) -> dict[str, float]:
 
 def merge(folder: Path) -> dict[str, Any]:
     """The one object."""
-    table, step, torch = (read(folder / f"{name}.json") for name in ("benchmark", "training_step", "torch_step"))
+    parts = ("benchmark", "training_step", "torch_step", "kernels")
+    table, step, torch, kernels = (read(folder / f"{name}.json") for name in parts)
     return {
         "chip": table.get("device") or step.get("device") or "unknown",
         "date": str(datetime.date.today()),
@@ -58,6 +59,7 @@ def merge(folder: Path) -> dict[str, Any]:
         "table": table,
         "training_step": step,
         "torch_step": torch,
+        "kernels": kernels,
         "step_times_as_fast_as_torch": speedups(step, torch),
     }
 

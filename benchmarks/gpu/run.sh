@@ -167,6 +167,11 @@ if command -v "$python" >/dev/null; then
 else
   ended "torch_step" "unavailable: there is no $python"
 fi
+if [ -d "$build/site/kvtools" ]; then
+  measure "kernels" 60 env -C "$out" PYTHONPATH="$build/site" "$python" "$root/benchmarks/gpu/kernels.py"
+else
+  ended "kernels" "unavailable: kvtools._device_table was not built"
+fi
 measure "benchmark" 200 "$programs/device_table_benchmark"
 
 if command -v "$python" >/dev/null; then

@@ -143,21 +143,23 @@ def test_options_that_there_are_not_are_refused(programs, name, wrong):
     assert wrong[0] in done.stderr
 
 
-def test_without_pytorch_or_a_gpu_the_result_says_so():
+@pytest.mark.parametrize("name", ["torch_step", "kernels"])
+def test_without_pytorch_or_a_gpu_the_result_says_so(name):
     done = subprocess.run(
-        [sys.executable, GPU / "torch_step.py", "--tables", "2"],
+        [sys.executable, GPU / f"{name}.py"],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["tables"] == 2 and "results" not in result
+    assert result["rows"] > 0 and "results" not in result
     assert "PyTorch" in result["unavailable"]
 
 
 def test_examples(module):
     assert doctest.testmod(module("merge")) == (0, 1)
+    assert doctest.testmod(module("kernels")) == (0, 2)
 
 
 def test_steps_are_compared_where_the_ids_were_the_same(module):
@@ -206,6 +208,7 @@ def test_one_command_puts_everything_into_one_file(run_script):
         assert checks[name] == "passed", name
     assert checks["grid"].startswith("unavailable: kvtools._device_table was not built")
     assert {"memcheck", "racecheck"} <= checks.keys()
+    assert checks["kernels"].startswith("unavailable") and "unavailable" in result["kernels"]
     assert checks["torch_step"] == "unavailable: " + result["torch_step"]["unavailable"]
     assert len(result["table"]["results"]) == 2 * (2 * (len(OPERATIONS) + 1) + len(EVICTIONS))
     assert len(result["training_step"]["results"]) == 6
