@@ -200,7 +200,7 @@ struct DeviceIndex {
   // Where a key is among the places of a bucket that `meta` calls valid; -1 where it is not.
   KVTABLE_HOST_DEVICE static int PlaceOf(const DeviceBucket& bucket, uint32_t meta, uint64_t key) {
     int place = -1;
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) || defined(KVTABLE_EMULATES_WARPS)
     // All loads at once; what is in places that are not valid means nothing.
     uint64_t keys[DeviceBucket::kKeys];
     KVTABLE_UNROLL

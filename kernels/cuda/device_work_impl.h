@@ -63,14 +63,12 @@ class DeviceWorkImpl : public DeviceWork {
     CheckUpdate(update);
     CheckColumns(update, columns.size());
     // Where elements are alike, rows may be cut: as wide as lanes like them, and a last one.
-    const bool cuts = !CouplesElements(*update.optimizer) && !update.stochastic_rounding;
+    const bool draws = update.stochastic_rounding && SizeOf(value_type) == 2;
+    const bool cuts = !CouplesElements(*update.optimizer) && !draws;
     if (update.skip_nonfinite || update.float32_gradients || (!cuts && dim > kWidestRow)) return false;
     const Queue queue(state_.get(), stream);
     Arrays arrays{columns, static_cast<const char*>(gradients)};
-    if (!cuts) {
-      UpdateArrays(update, value_type, dim, n, arrays);
-      return true;
-    }
+    if (!cuts) return UpdateArrays(update, value_type, dim, n, arrays);
     const int64_t whole = n * dim / kCutWidth;
     UpdateArrays(update, value_type, kCutWidth, whole, arrays);
     const int64_t done = whole * kCutWidth * SizeOf(value_type);
@@ -103,9 +101,10 @@ class DeviceWorkImpl : public DeviceWork {
     const char* gradients;
   };
 
-  void UpdateArrays(const Update& update, ValueType value_type, int64_t dim, int64_t n,
+  // False, and nothing is queued, where there is no working memory, which only rules that couple elements need.
+  bool UpdateArrays(const Update& update, ValueType value_type, int64_t dim, int64_t n,
                     const Arrays& arrays) {
-    if (n == 0 || dim == 0) return;
+    if (n == 0 || dim == 0) return true;
     RowsToUpdate rows;
     rows.batch.n = static_cast<uint64_t>(n);
     rows.batch.gradients = arrays.gradients;
@@ -124,13 +123,10 @@ class DeviceWorkImpl : public DeviceWork {
         working.bytes > 0
             ? DeviceBlock<Device>(&state_->device, static_cast<size_t>(working.bytes), MemoryPlace::kDevice)
             : DeviceBlock<Device>();
-    if (working.bytes > 0 && memory.data() == nullptr) {
-      throw Error(ErrorCode::kResourceExhausted,
-                  "Could not get " + std::to_string(working.bytes) +
-                      " bytes of device memory to update arrays: " + state_->device.MemoryLeft() + ".");
-    }
+    if (working.bytes > 0 && memory.data() == nullptr) return false;
     working.memory = memory.data();
     UpdateRows(&state_->device, rows, update, value_type, working);
+    return true;
   }
 
   struct State {

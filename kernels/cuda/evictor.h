@@ -204,7 +204,7 @@ class Evictor {
   // All rows have gone.
   void Clear(Device* device) {
     imported_ = false;
-    if (words_.data() == nullptr) return;
+    if (rank_block_.data() == nullptr) return;
     device->Fill(rank_block_.data(), 0xff, rank_block_.bytes());
     device->Fill(&words()->bound, 0, sizeof(DeviceRank));
     device->Fill(&words()->listed, 0, sizeof(uint32_t));

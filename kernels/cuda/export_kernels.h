@@ -52,7 +52,7 @@ struct ListBody {
     uint32_t mine = 0;
     ForEachOf(home, [&](uint64_t, uint32_t) { ++mine; });
     uint32_t n = lanes.CountInBlock(mine, count);
-    if (mine == 0) return;
+    if (mine == 0 || n >= capacity) return;
     ForEachOf(home, [&](uint64_t key, uint32_t row) { List(key, row, n++); });
   }
 

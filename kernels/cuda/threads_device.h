@@ -56,14 +56,16 @@ class ThreadsDevice {
   void Copy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
   void Fill(void* to, int byte, size_t bytes) { std::memset(to, byte, bytes); }
 
-  // Sorts pairs by the low `bits` bits of their first number, which are all that it has; equal ones stay in
-  // their order. `scratch` is of SortScratchBytes(n) bytes.
+  // Sorts pairs by the low `bits` bits of their first number; equal ones stay in their order. `scratch` is of
+  // SortScratchBytes(n) bytes.
   size_t SortScratchBytes(uint64_t n) const { return n * sizeof(uint32_t); }
   void SortPairs(void* scratch, size_t /*bytes*/, const uint32_t* firsts, uint32_t* sorted_firsts,
-                 const uint32_t* seconds, uint32_t* sorted_seconds, uint64_t n, int /*bits*/) {
+                 const uint32_t* seconds, uint32_t* sorted_seconds, uint64_t n, int bits) {
     uint32_t* const order = static_cast<uint32_t*>(scratch);
     for (uint64_t i = 0; i < n; ++i) order[i] = static_cast<uint32_t>(i);
-    std::stable_sort(order, order + n, [=](uint32_t a, uint32_t b) { return firsts[a] < firsts[b]; });
+    const uint32_t mask = bits == 32 ? UINT32_MAX : (1u << bits) - 1;
+    std::stable_sort(order, order + n,
+                     [=](uint32_t a, uint32_t b) { return (firsts[a] & mask) < (firsts[b] & mask); });
     for (uint64_t i = 0; i < n; ++i) {
       sorted_firsts[i] = firsts[order[i]];
       sorted_seconds[i] = seconds[order[i]];

@@ -99,10 +99,11 @@ struct StampBody {
       if (LoadRelaxed(&row->frequency) + uint64_t{stamp.frequency} * n <= UINT32_MAX) {
         FetchAdd(&row->frequency, static_cast<uint32_t>(by));  // whatever the others of the batch add
       } else {
-        // Whoever carries the sum past the largest number sets it there afterwards, so there it ends, however
-        // many others add meanwhile.
+        // It ends at the largest number, and never wraps: what others read meanwhile is true.
         const uint32_t most = by < UINT32_MAX ? static_cast<uint32_t>(by) : UINT32_MAX;
-        if (FetchAdd(&row->frequency, most) > UINT32_MAX - most) StoreRelaxed(&row->frequency, UINT32_MAX);
+        uint32_t seen = LoadRelaxed(&row->frequency);
+        while (!ReplaceRelaxed(&row->frequency, &seen, seen > UINT32_MAX - most ? UINT32_MAX : seen + most)) {
+        }
       }
     }
     if (LoadRelaxed(&row->version) != stamp.version) StoreRelaxed(&row->version, stamp.version);

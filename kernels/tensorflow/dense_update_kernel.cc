@@ -95,9 +95,9 @@ class ApplyDenseOp : public Kernel {
     const TensorShape shape = variables[0]->tensor()->shape();
     int64_t rows = 1;  // of the variable, as the optimizer sees it
     if (sparse_ || (shape.dims() >= 2 && !whole_)) rows = shape.dim_size(0);
-    const int64_t dim = shape.num_elements() / rows;
     std::vector<int64_t> indices;
     if (sparse_) TF_RETURN_IF_ERROR(ReadIndices(ctx->input(count_), rows, &indices));
+    const int64_t dim = shape.num_elements() / rows;  // where there is an index, there is a row
     KernelThreads threads(ctx);
     std::shared_ptr<Gpu> gpu;
     if (on_gpu()) TF_RETURN_IF_ERROR(Gpu::Of(ctx, &gpu));

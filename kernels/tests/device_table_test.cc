@@ -522,6 +522,17 @@ void FrequencySaturates() {
   table->GatherStamps({keys.data(), 1, true}, frequency.data(), nullptr, nullptr);
   Finish();
   CHECK(frequency[0] == UINT32_MAX);
+  // Few that carry it past the end, and as many that do not.
+  for (const uint32_t room : {5u, 63u, 64u, 999u, 1000u, 70000u}) {
+    for (const int64_t n : {64, 1000}) {
+      const Array<uint32_t> before(1, UINT32_MAX - room);
+      table->Import({keys.data(), 1, true}, {{0, rows.data(), 1}}, before.data(), nullptr, {}, nullptr);
+      table->Upsert({keys.data(), n, false}, rows.data(), {1, 1}, nullptr);
+      table->GatherStamps({keys.data(), 1, true}, frequency.data(), nullptr, nullptr);
+      Finish();
+      CHECK(frequency[0] == UINT32_MAX - (room > n ? room - static_cast<uint32_t>(n) : 0));
+    }
+  }
 }
 
 #if !defined(KVTABLE_TEST_CUDA)  // a device cannot be made small

@@ -38,7 +38,7 @@ class DeviceWork {
   // ApplyToArrays (optimizer.h) for arrays (n, dim) in device memory, queued: updates all rows, each by its own
   // gradient. False, and nothing is done, where a GPU would take longer than a CPU and the way there: for rows so
   // wide that the few lanes of each have much to do, as far as the rule couples elements; and where rows may be
-  // left out (Update::skip_nonfinite), or gradients are of another type. Throws Error(kInvalidArgument) as
+  // left out (Update::skip_nonfinite), or gradients are of another type, or the device has no memory to work in. Throws Error(kInvalidArgument) as
   // ApplyToArrays does.
   virtual bool ApplyToArrays(const Update& update, ValueType value_type, int64_t dim,
                              const std::vector<void*>& columns, int64_t n, const void* gradients,
