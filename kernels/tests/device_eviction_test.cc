@@ -654,7 +654,7 @@ void WhatATableCannotDoIsAnError() {
 int main(int argc, char** argv) {
   using namespace kvtable;
 #if defined(KVTABLE_TEST_WARPS)
-  int rounds = 4;
+  int rounds = 2;
 #elif defined(KVTABLE_TEST_FEW_ROUNDS)
   int rounds = 12;
 #else

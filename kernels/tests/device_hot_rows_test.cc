@@ -274,12 +274,16 @@ void NothingMovesUnlessAskedTo() {
 }  // namespace kvtable
 
 int main() {
+  using kvtable::Eviction;
   using kvtable::ValueType;
 #if defined(KVTABLE_TEST_FEW_ROUNDS)
-  for (const int64_t most : {int64_t{100}}) {
+  const std::vector<int64_t> numbers = {100};
+  const std::vector<Eviction> evictions = {Eviction::kLfu};
 #else
-  for (const int64_t most : {int64_t{0}, int64_t{1}, int64_t{100}, INT64_MAX}) {
+  const std::vector<int64_t> numbers = {0, 1, 100, INT64_MAX};
+  const std::vector<Eviction> evictions = {Eviction::kLru, Eviction::kLfu, Eviction::kCustom};
 #endif
+  for (const int64_t most : numbers) {
     kvtable::TheHottestMoveUpAndTheColdestDown(ValueType::kFloat32, most);
     kvtable::TheHottestMoveUpAndTheColdestDown(ValueType::kInt8, most);
   }
@@ -287,9 +291,7 @@ int main() {
   kvtable::MarksOfZeroRowsGoAlong();
   kvtable::HotKeysOfATableThatTrainsLieInDeviceMemory(true);
   kvtable::HotKeysOfATableThatTrainsLieInDeviceMemory(false);
-  for (const auto eviction : {kvtable::Eviction::kLru, kvtable::Eviction::kLfu, kvtable::Eviction::kCustom}) {
-    kvtable::EvictionsAreTheSameWhereverRowsLie(eviction);
-  }
+  for (const Eviction eviction : evictions) kvtable::EvictionsAreTheSameWhereverRowsLie(eviction);
   kvtable::NothingMovesUnlessAskedTo();
   return 0;
 }

@@ -354,7 +354,7 @@ void AnInitializerThatCannotBeChangesNothing() {
 
 int main() {
 #if defined(KVTABLE_TEST_FEW_ROUNDS)
-  constexpr int kRounds = 4;
+  constexpr int kRounds = 2;
 #else
   constexpr int kRounds = 20;
 #endif
