@@ -80,6 +80,13 @@ class Profiler:
         )
 
 
+def fill(torch: Any, table: Any, rows: int, values: Any) -> None:
+    """Inserts keys 0 to `rows` - 1, as many at a time as there are values."""
+    for begin in range(0, rows, len(values)):
+        n = min(len(values), rows - begin)
+        table.upsert(torch.arange(begin, begin + n, device="cuda"), values[:n], 1, 1, distinct=True)
+
+
 def profile_table(profiler: Profiler, table_class: Any, dim: int, rows: int, batch: int) -> None:
     """Lookups and writes, of a table with room for a third more rows. `all new` has the removal of the batch before."""
     torch = profiler.torch
@@ -91,9 +98,7 @@ def profile_table(profiler: Profiler, table_class: Any, dim: int, rows: int, bat
         torch.empty(batch, dtype=torch.bool, device="cuda"),
     )
     pointers, out = torch.empty(batch, dtype=torch.uint64, device="cuda"), torch.empty_like(values)
-    for begin in range(0, rows, batch):
-        n = min(batch, rows - begin)
-        table.upsert(torch.arange(begin, begin + n, device="cuda"), values[:n], distinct=True)
+    fill(torch, table, rows, values)
 
     def mixed(run: int) -> None:
         each = torch.arange(batch, device="cuda")
@@ -142,9 +147,7 @@ def profile_eviction(profiler: Profiler, table_class: Any, dim: int, rows: int, 
         table = table_class("int64", "float32", dim, max_capacity=rows, eviction=eviction)
         table.reserve(rows, 2 * batch)
         keys = torch.empty(batch, dtype=torch.int64, device="cuda")
-        for begin in range(0, rows, batch):
-            n = min(batch, rows - begin)
-            table.upsert(torch.arange(begin, begin + n, device="cuda"), values[:n], 1, 1, distinct=True)
+        fill(torch, table, rows, values)
         profiler.measure(
             dim,
             f"insert_and_evict, {eviction}, all new",
@@ -161,9 +164,7 @@ def profile_step(profiler: Profiler, table_class: Any) -> None:
         slots = [(name, STEP_DIM, "constant", 0.0) for name in ("m", "v")]
         tables.append(table_class("int64", "float32", STEP_DIM, slots=slots))
         tables[t].reserve(STEP_ROWS + STEP_BATCH, STEP_BATCH)
-        for begin in range(0, STEP_ROWS, STEP_BATCH):
-            n = min(STEP_BATCH, STEP_ROWS - begin)
-            tables[t].gather_or_insert(torch.arange(begin, begin + n, device="cuda"), rows[t, :n], 1, 1)
+        fill(torch, tables[t], STEP_ROWS, rows[t])
     rows.uniform_(-0.5, 0.5)
     ids = torch.empty(TABLES, STEP_BATCH, dtype=torch.int64, device="cuda")
 

@@ -84,8 +84,10 @@ class ThreadsDevice {
     });
   }
 
- private:
+ protected:
   ParallelFor* threads_;
+
+ private:
   size_t memory_;
   DeviceAllocator* allocator_;
   size_t used_ = 0;

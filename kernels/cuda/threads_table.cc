@@ -4,18 +4,31 @@
 
 #include "device_table_impl.h"
 #include "device_work_impl.h"
+#if defined(KVTABLE_EMULATES_WARPS)
+#include "warps_device.h"
+#else
 #include "threads_device.h"
+#endif
 
 namespace kvtable {
 
+namespace {
+
+#if defined(KVTABLE_EMULATES_WARPS)
+using Device = WarpsDevice;
+#else
+using Device = ThreadsDevice;
+#endif
+
+}  // namespace
+
 std::unique_ptr<DeviceTable> MakeThreadsTable(const DeviceTableOptions& options, ParallelFor* threads,
                                               size_t memory) {
-  return std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(threads, memory, options.allocator),
-                                                          options);
+  return std::make_unique<DeviceTableImpl<Device>>(Device(threads, memory, options.allocator), options);
 }
 
 std::unique_ptr<DeviceWork> MakeThreadsWork(DeviceAllocator* allocator, ParallelFor* threads) {
-  return std::make_unique<DeviceWorkImpl<ThreadsDevice>>(ThreadsDevice(threads, SIZE_MAX, allocator));
+  return std::make_unique<DeviceWorkImpl<Device>>(Device(threads, SIZE_MAX, allocator));
 }
 
 }  // namespace kvtable

@@ -1,5 +1,6 @@
 // The table in device memory with the CPU's threads as its device, to test it without a GPU. It is compiled
-// in one file, for the time that takes.
+// in one file, for the time that takes; with KVTABLE_EMULATES_WARPS, its device is the emulated warps of a GPU
+// (warps_device.h), so that a test runs the code of warps.
 #pragma once
 
 #include <cstddef>

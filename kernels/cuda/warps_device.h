@@ -14,8 +14,7 @@ class WarpsDevice : public ThreadsDevice {
  public:
   using Lanes = Warp;
 
-  explicit WarpsDevice(ParallelFor* threads, size_t memory = SIZE_MAX, DeviceAllocator* allocator = nullptr)
-      : ThreadsDevice(threads, memory, allocator), threads_(threads) {}
+  using ThreadsDevice::ThreadsDevice;
 
   template <class Body>
   void Launch(uint64_t n, const Body& body) {
@@ -27,9 +26,6 @@ class WarpsDevice : public ThreadsDevice {
           block, [&] { RunThread(body, block * EmulatedBlock::kThreads + threadIdx.x, n); });
     });
   }
-
- private:
-  ParallelFor* threads_;
 };
 
 }  // namespace kvtable
