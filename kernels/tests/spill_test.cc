@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "kvtable/table.h"
 #include "pool.h"
 #include "spill/file_calls.h"
+#include "spill/file_pages.h"
 #include "spilled.h"
 #include "throws.h"
 
@@ -222,6 +224,27 @@ void LookupsWriteNothing() {
   CHECK(table->Memory().rows_written == written);
 }
 
+// Rows that come once do not push out those that several batches have wanted.
+void AScanPushesOutNothingInUse() {
+  constexpr int64_t kInUse = 200;  // of 256 that there is memory for
+  const auto table = Table::Create(Spilled(Options(), kDim * 2 * 4, 128));
+  int64_t next = kInUse;  // keys that come once
+  const auto update = [&](int64_t first, int64_t n) {
+    std::vector<int64_t> keys(static_cast<size_t>(n));
+    std::iota(keys.begin(), keys.end(), first);
+    const std::vector<float> rows(keys.size() * kDim, 1.0f);
+    table->Accumulate(keys.data(), n, rows.data(), true, {}, Serial());
+  };
+  for (int i = 0; i < 20; ++i) {
+    for (int64_t begin = 0; begin < kInUse; begin += 8) update(begin, 8);
+    for (int j = 0; j < 4; ++j) update(next, 8), next += 8;
+  }
+  const int64_t before = table->Memory().rows_read;
+  for (int i = 0; i < 250; ++i) update(next, 8), next += 8;
+  for (int64_t begin = 0; begin < kInUse; begin += 8) update(begin, 8);
+  CHECK(table->Memory().rows_read - before < kInUse / 4);
+}
+
 int FilesOpenInFolder() {
   int count = 0;
   DIR* const all = ::opendir("/proc/self/fd");
@@ -306,15 +329,89 @@ ssize_t ReadSome(int file, void* to, size_t bytes, off_t offset) {
   return kSystem.read(file, to, bytes > 20 ? bytes / 2 : bytes, offset);
 }
 ssize_t ReadNothingAtOnce(int, void*, size_t, off_t) { return errno = EAGAIN, -1; }
+int NothingInMemory(void*, size_t bytes, unsigned char* pages) {
+  std::fill_n(pages, bytes / FilePages::kPageBytes, static_cast<unsigned char>(0));
+  return 0;
+}
+int CannotTell(void*, size_t, unsigned char*) { return errno = ENOSYS, -1; }
 ssize_t ReadDamaged(int file, void* to, size_t bytes, off_t offset) {
   const ssize_t read = kSystem.read(file, to, bytes, offset);
   if (read > 0) static_cast<char*>(to)[read - 1] ^= 1;
   return read;
 }
 
+// As on a machine whose memory is short: what was there is gone at any time.
+int SomeInMemory(void* mapping, size_t bytes, unsigned char* pages) {
+  static std::atomic<uint64_t> calls{0};
+  const int result = kSystem.in_memory(mapping, bytes, pages);
+  Random random(++calls);
+  for (size_t page = 0; page < bytes / FilePages::kPageBytes; ++page) {
+    if (random.Next(3) == 0) pages[page] = 0;
+  }
+  return result;
+}
+
 struct SystemCallsAgain {
   ~SystemCallsAgain() { Calls() = kSystem; }
 };
+
+// Rows are the same whether they are read where the system has them or from the file.
+void WhatIsInMemoryChangesNoRow() {
+  const SystemCallsAgain again;
+  for (const auto in_memory : {SomeInMemory, NothingInMemory, CannotTell}) {
+    Calls().in_memory = in_memory;
+    ASpilledTableIsATable(0, Eviction::kLru, 5);
+  }
+}
+
+// A file of several mappings, with holes: what is read there is what was written, and what is not in memory is not read.
+void PagesOfAFile() {
+  const int file = ::open(SpillFolder().c_str(), O_TMPFILE | O_RDWR, 0600);
+  if (file < 0) return;  // a file system that has none
+  constexpr size_t kPage = FilePages::kPageBytes;
+  constexpr uint64_t kFirst = uint64_t{1} << 28;
+  CHECK(::ftruncate(file, static_cast<off_t>(3 * kFirst)) == 0);
+  FilePages pages(file);
+  FilePages::Range range;
+  std::vector<char> bytes(5 * kPage);
+  Random random(1);
+  for (char& byte : bytes) byte = static_cast<char>(random.Next(256));
+  for (const uint64_t at : {uint64_t{0}, kFirst - 5 * kPage, kFirst - 2 * kPage, kFirst,
+                            2 * kFirst - 2 * kPage, 2 * kFirst + 7 * kPage}) {
+    CHECK(::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(at)) ==
+          static_cast<ssize_t>(bytes.size()));
+    const uint64_t end = at + bytes.size();
+    // What lies in one mapping; the first two begin at multiples of the first one's size.
+    const uint64_t known = std::min(end, (at / kFirst + 1) * kFirst);
+    pages.Ask(at + 100, end, &range);
+    for (int i = 0; i < 200; ++i) {
+      const uint64_t begin = at + random.Next(bytes.size());
+      const size_t size = 1 + random.Next(end - begin);
+      const char* const found = range.Find(begin, size);
+      CHECK((found != nullptr) == (begin + size <= known));
+      CHECK(found == nullptr || std::memcmp(found, bytes.data() + (begin - at), size) == 0);
+    }
+    CHECK(range.Find(at - 1, 2) == nullptr && range.Find(end - 1, kPage) == nullptr);
+  }
+  // Holes, and what the file has no more of, are not in memory.
+  pages.Ask(10 * kPage, 12 * kPage, &range);
+  CHECK(range.Find(10 * kPage, 1) == nullptr);
+  pages.Ask(3 * kFirst + 10 * kPage, 3 * kFirst + 11 * kPage, &range);
+  CHECK(range.Find(3 * kFirst + 10 * kPage, 1) == nullptr);
+  pages.Ask(uint64_t{1} << 60, (uint64_t{1} << 60) + 1, &range);
+  CHECK(range.Find(uint64_t{1} << 60, 1) == nullptr);
+  ::close(file);
+  // What cannot be mapped has no pages, and is asked once.
+  int ends[2];
+  CHECK(::pipe(ends) == 0);
+  FilePages none(ends[0]);
+  for (int i = 0; i < 2; ++i) {
+    none.Ask(0, kPage, &range);
+    CHECK(range.Find(0, 1) == nullptr);
+  }
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
 
 // Writes go on until one is refused; nothing that was there has changed then, but by writes that were done.
 void NothingIsLostWhereWritesFail(bool is_full) {
@@ -391,6 +488,7 @@ void NothingIsLostWhereReadsFail() {
   std::vector<float> rows(keys.size() * kDim);
   Calls().read = ReadSome;
   Calls().read_at_once = ReadNothingAtOnce;
+  Calls().in_memory = NothingInMemory;
   for (int64_t reads = 0; reads < 300; reads += 37) {
     const auto fails = [&](const auto& body) {
       allowed = reads;
@@ -420,6 +518,7 @@ void NothingIsLostWhereReadsFail() {
   CHECK(values(pair.memory.get(), keys) == values(pair.spilled.get(), keys));
   Calls().read = ReadDamaged;
   Calls().read_at_once = ReadNothingAtOnce;
+  Calls().in_memory = NothingInMemory;
   CHECK(Throws(ErrorCode::kFailedPrecondition, "checksum", [&] { values(pair.spilled.get(), keys); }));
   // A damaged row is not copied as if it were whole: what is evicted goes elsewhere.
   Calls() = kSystem;
@@ -508,6 +607,9 @@ int main() {
   kvtable::TheFileHasNoNameAndGoesWithItsTable();
   kvtable::LookupsWriteNothing();
   kvtable::MemoryAndFileAreBounded();
+  kvtable::AScanPushesOutNothingInUse();
+  kvtable::PagesOfAFile();
+  kvtable::WhatIsInMemoryChangesNoRow();
   kvtable::ASpilledTableIsATable(0, kvtable::Eviction::kLru, 1);
   kvtable::ASpilledTableIsATable(0, kvtable::Eviction::kLru, 2);
   kvtable::ASpilledTableIsATable(1500, kvtable::Eviction::kLru, 3);

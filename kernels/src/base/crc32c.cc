@@ -32,11 +32,13 @@ uint32_t ExtendByBytes(uint32_t state, const uint8_t* data, size_t size) {
 
 #if defined(__x86_64__)
 
-// The instruction takes 3 cycles and can begin in each, so three runs of this many bytes are done side by
-// side.
-constexpr size_t kRun = 4096;
+// The instruction takes 3 cycles and can begin in each, so three runs of as many bytes are done side by side: long ones of
+// long data, and short ones of what is left.
+constexpr size_t kLongRun = 4096;
+constexpr size_t kShortRun = 64;
 
 // What `kRun` zero bytes do to a checksum: a linear map, as four tables for its four bytes.
+template <size_t kRun>
 struct ZeroRun {
   uint32_t table[4][256];
 
@@ -69,21 +71,27 @@ uint64_t Word(const uint8_t* data) {
   return word;
 }
 
-__attribute__((target("sse4.2"))) uint32_t ExtendByInstruction(uint32_t state, const uint8_t* data,
-                                                               size_t size) {
-  static const ZeroRun kZeroRun;
-  while (size >= 3 * kRun) {
+// Of as many times three runs as there are; moves `data` and `size` past them.
+template <size_t kRun>
+__attribute__((target("sse4.2"))) uint32_t ExtendByRuns(uint32_t state, const uint8_t** data, size_t* size) {
+  static const ZeroRun<kRun> kZeroRun;
+  for (; *size >= 3 * kRun; *data += 3 * kRun, *size -= 3 * kRun) {
     uint64_t first = state, second = 0, third = 0;
     for (size_t i = 0; i < kRun; i += 8) {
-      first = _mm_crc32_u64(first, Word(data + i));
-      second = _mm_crc32_u64(second, Word(data + kRun + i));
-      third = _mm_crc32_u64(third, Word(data + 2 * kRun + i));
+      first = _mm_crc32_u64(first, Word(*data + i));
+      second = _mm_crc32_u64(second, Word(*data + kRun + i));
+      third = _mm_crc32_u64(third, Word(*data + 2 * kRun + i));
     }
     const uint32_t two = kZeroRun.Append(static_cast<uint32_t>(first)) ^ static_cast<uint32_t>(second);
     state = kZeroRun.Append(two) ^ static_cast<uint32_t>(third);
-    data += 3 * kRun;
-    size -= 3 * kRun;
   }
+  return state;
+}
+
+__attribute__((target("sse4.2"))) uint32_t ExtendByInstruction(uint32_t state, const uint8_t* data,
+                                                               size_t size) {
+  state = ExtendByRuns<kLongRun>(state, &data, &size);
+  state = ExtendByRuns<kShortRun>(state, &data, &size);
   uint64_t wide = state;
   for (; size >= 8; data += 8, size -= 8) wide = _mm_crc32_u64(wide, Word(data));
   state = static_cast<uint32_t>(wide);

@@ -14,6 +14,8 @@ struct FileCalls {
   ssize_t (*read_at_once)(int file, void* to, size_t bytes, off_t offset);
   ssize_t (*write)(int file, const void* from, size_t bytes, off_t offset);
   int (*allocate)(int file, off_t offset, off_t bytes);
+  // As mincore: the lowest bit of each byte tells whether a page of a mapping is in memory.
+  int (*in_memory)(void* mapping, size_t bytes, unsigned char* pages);
 };
 
 // Those in use. A test sets them before it has threads.

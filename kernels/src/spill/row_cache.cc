@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMostWritten = size_t{256} << 10;  // bytes by one call
 constexpr size_t kAlign = 16;
-constexpr size_t kRowsAhead = 4;
+constexpr size_t kRowsAhead = 12;
 
 }  // namespace
 
@@ -38,15 +38,15 @@ uint32_t RowCache::FramesFor(int64_t row_bytes) const {
 }
 
 uint32_t RowCache::Checksum(uint32_t slot, uint32_t row, const char* bytes, int64_t row_bytes) {
-  const uint32_t head[2] = {slot, row};
-  const uint32_t begin = ExtendCrc32c(0, reinterpret_cast<const uint8_t*>(head), sizeof(head));
+  // Another for each slot of a row, and for each row of a slot.
+  const uint32_t begin = slot * 0x9E3779B1u ^ row;
   return ExtendCrc32c(begin, reinterpret_cast<const uint8_t*>(bytes), static_cast<size_t>(row_bytes));
 }
 
 SpillFile::Piece RowCache::RecordAt(uint32_t slot, char* to) const {
   const Segment& segment = SegmentOf(slot);
   const size_t record = RecordBytes(segment.format->row_bytes);
-  return {segment.offset + (slot & ((1u << kSlotBits) - 1)) * record, to, record};
+  return {segment.offset + PlaceOf(slot) * record, to, record};
 }
 
 bool RowCache::IsWhole(uint32_t slot, const char* record) const {
@@ -78,24 +78,59 @@ void RowCache::MakeRoom(size_t count) {
   }
   const size_t frames = std::min<size_t>(frames_.size() + count, most_frames_);
   if (frames > frames_.capacity()) frames_.reserve(std::min<size_t>(2 * frames, most_frames_));
-  if (frames_.capacity() > free_.capacity()) free_.reserve(frames_.capacity());
-}
-
-uint32_t RowCache::TakeFrame() noexcept {
-  ++in_use_;
-  if (free_.empty()) {
-    frames_.emplace_back();
-    return static_cast<uint32_t>(frames_.size() - 1);
+  if (frames_.capacity() > trial_.size()) {
+    std::vector<uint32_t> larger(frames_.capacity());
+    for (size_t i = 0; i < trial_count_; ++i) larger[i] = trial_[(trial_begin_ + i) % trial_.size()];
+    trial_ = std::move(larger);
+    trial_begin_ = 0;
   }
-  const uint32_t frame = free_.back();
-  free_.pop_back();
-  return frame;
 }
 
-void RowCache::LeaveFrame(uint32_t frame) noexcept {
-  frames_[frame] = Frame();
-  free_.push_back(frame);
+uint32_t RowCache::TakeFrame(uint32_t row, uint32_t slot, bool on_trial) noexcept {
+  ++in_use_;
+  uint32_t at = free_frame_;
+  if (at == kNone) {
+    at = static_cast<uint32_t>(frames_.size());
+    frames_.emplace_back();
+  } else {
+    free_frame_ = frames_[at].slot;
+  }
+  Frame& frame = frames_[at];
+  frame.row = row;
+  frame.slot = slot;
+  frame.batch = batch_;
+  frame.touches = 0;
+  if (on_trial && !frame.on_trial) PutOnTrial(at);
+  where_[row] = at;
+  return at;
+}
+
+void RowCache::LeaveFrame(uint32_t at) noexcept {
+  Frame& frame = frames_[at];
+  frame.row = kNone;
+  frame.slot = free_frame_;
+  free_frame_ = at;
   --in_use_;
+}
+
+bool RowCache::WentLately(uint32_t slot) const {
+  const Segment& segment = SegmentOf(slot);
+  const uint32_t place = PlaceOf(slot);
+  return place >= segment.copied && evicted_ - (segment.first + (place - segment.copied)) <= limit_ / 2;
+}
+
+void RowCache::PutOnTrial(uint32_t frame) noexcept {
+  trial_[(trial_begin_ + trial_count_) % trial_.size()] = frame;
+  ++trial_count_;
+  frames_[frame].on_trial = true;
+}
+
+uint32_t RowCache::OffTrial() noexcept {
+  const uint32_t frame = trial_[trial_begin_];
+  trial_begin_ = (trial_begin_ + 1) % trial_.size();
+  --trial_count_;
+  frames_[frame].on_trial = false;
+  return frame;
 }
 
 void RowCache::Evict(size_t count) {
@@ -104,25 +139,46 @@ void RowCache::Evict(size_t count) {
   const size_t wanted = std::max<size_t>(count, std::clamp<size_t>(limit_ / 64, 1, 1024));
   std::vector<uint32_t> written;
   size_t taken = 0;
+  const auto take = [&](uint32_t at) {
+    Frame& frame = frames_[at];
+    frame.batch = batch_;  // so that it is not taken twice
+    ++taken;
+    if (frame.slot == kNone) {
+      written.push_back(at);
+      return;
+    }
+    where_[frame.row] = kInFile | frame.slot;  // the file has it as it is
+    LeaveFrame(at);
+  };
+  // Of those on trial that came first, as many as are more than `kept`, unless they were touched often enough.
+  const auto take_from_trial = [&](size_t kept, uint8_t passes) {
+    for (size_t left = trial_count_; left > 0 && trial_count_ > kept && taken < wanted; --left) {
+      const uint32_t at = OffTrial();
+      Frame& frame = frames_[at];
+      if (frame.row == kNone) continue;
+      if (frame.batch == batch_) {
+        PutOnTrial(at);
+      } else if (frame.touches >= passes) {
+        frame.touches = 0;
+      } else {
+        take(at);
+      }
+    }
+  };
+  take_from_trial(limit_ / kTrialPart, kPasses);
   const size_t most_steps = frames_.size() * (kMostTouches + 2);
   for (size_t step = 0; step < most_steps && taken < wanted; ++step) {
     if (hand_ >= frames_.size()) hand_ = 0;
     Frame& frame = frames_[hand_];
     const uint32_t at = hand_++;
-    if (frame.row == kNone || frame.batch == batch_) continue;
+    if (frame.row == kNone || frame.on_trial || frame.batch == batch_) continue;
     if (frame.touches > 0) {
       --frame.touches;
-      continue;
+    } else {
+      take(at);
     }
-    frame.batch = batch_;  // so that it is not taken twice
-    ++taken;
-    if (frame.slot == kNone) {
-      written.push_back(at);
-      continue;
-    }
-    where_[frame.row] = kInFile | frame.slot;  // the file has it as it is
-    LeaveFrame(at);
   }
+  take_from_trial(0, UINT8_MAX);
   try {
     WriteOut(written);
   } catch (const Error&) {
@@ -158,6 +214,8 @@ void RowCache::WriteOut(const std::vector<uint32_t>& frames) {
           kInFile | SlotNumber(open_, segment.used + static_cast<uint32_t>(i));
       LeaveFrame(frames[done + i]);
     }
+    if (segment.used == segment.copied) segment.first = evicted_;
+    evicted_ += count;
     segment.used += static_cast<uint32_t>(count);
     segment.live += static_cast<uint32_t>(count);
     file_->rows_written.fetch_add(static_cast<int64_t>(count), std::memory_order_relaxed);
@@ -168,7 +226,7 @@ void RowCache::WriteOut(const std::vector<uint32_t>& frames) {
 void RowCache::BringIn(const uint32_t* rows, size_t count, size_t more) {
   ++batch_;
   constexpr size_t kAhead = 16;
-  std::vector<uint32_t> away;
+  std::vector<uint64_t> away;  // slots and rows, so that they are read in the order of the file
   for (size_t i = 0; i < std::min(2 * kAhead, count); ++i) __builtin_prefetch(&where_[rows[i]]);
   for (size_t i = 0; i < count; ++i) {
     if (i + 2 * kAhead < count) __builtin_prefetch(&where_[rows[i + 2 * kAhead]]);
@@ -177,7 +235,7 @@ void RowCache::BringIn(const uint32_t* rows, size_t count, size_t more) {
     if (IsHere(rows[i])) {
       Touch(&frames_[where_[rows[i]]]);
     } else {
-      away.push_back(rows[i]);
+      away.push_back(uint64_t{SlotOf(rows[i])} << 32 | rows[i]);
     }
   }
   if (!away.empty()) {
@@ -188,16 +246,16 @@ void RowCache::BringIn(const uint32_t* rows, size_t count, size_t more) {
   if (!away.empty()) Fetch(away);
 }
 
-void RowCache::Fetch(const std::vector<uint32_t>& rows) {
+void RowCache::Fetch(const std::vector<uint64_t>& away) {
   FileReads reads;
-  for (const uint32_t row : rows) reads.Add(*this, SlotOf(row));
+  // Where they are now: to make room may have moved them.
+  for (const uint64_t from : away) reads.Add(*this, SlotOf(static_cast<uint32_t>(from)));
   reads.Run();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const uint32_t slot = SlotOf(rows[i]);
-    const uint32_t frame = TakeFrame();
-    where_[rows[i]] = frame;
-    frames_[frame] = {rows[i], slot, batch_, 0};
-    std::memcpy(Row(rows[i]), reads.Row(i), static_cast<size_t>(row_bytes_));
+  for (size_t i = 0; i < away.size(); ++i) {
+    const uint32_t row = static_cast<uint32_t>(away[i]);
+    const uint32_t slot = SlotOf(row);
+    const uint32_t frame = TakeFrame(row, slot, !WentLately(slot));
+    std::memcpy(FrameBytes(frame), reads.Row(i), static_cast<size_t>(row_bytes_));
   }
 }
 
@@ -210,11 +268,7 @@ void RowCache::PrepareAllocate(uint32_t row) {
   MakeRoom(1);
 }
 
-void RowCache::Allocate(uint32_t row) noexcept {
-  const uint32_t frame = TakeFrame();
-  where_[row] = frame;
-  frames_[frame] = {row, kNone, batch_, 0};
-}
+void RowCache::Allocate(uint32_t row) noexcept { TakeFrame(row, kNone, true); }
 
 void RowCache::Free(uint32_t row) noexcept {
   if (!IsHere(row)) {
@@ -233,7 +287,9 @@ void RowCache::Clear() noexcept {
   data_ = Region();
   where_ = {};
   frames_ = {};
-  free_ = {};
+  free_frame_ = kNone;
+  trial_ = {};
+  trial_begin_ = trial_count_ = 0;
   in_use_ = 0;
   hand_ = 0;
 }
@@ -261,7 +317,11 @@ uint32_t RowCache::NewSegment() {
   const size_t bytes = (SegmentSlots() * record + kPage - 1) / kPage * kPage;
   const uint32_t slots = static_cast<uint32_t>(std::min<size_t>(bytes / record, size_t{1} << kSlotBits));
   const uint64_t offset = file_->Allocate(bytes);
-  segments_[number] = {offset, bytes, slots, 0, 0, false, format_};
+  Segment& made = segments_[number];
+  made.offset = offset;
+  made.bytes = bytes;
+  made.slots = slots;
+  made.format = format_;
   return number;
 }
 
@@ -301,7 +361,7 @@ void RowCache::OpenSegment() {
     return;
   }
   if (dead != kNone) {
-    segments_[dead].used = 0;
+    segments_[dead].used = segments_[dead].copied = 0;
     segments_[dead].damaged = false;
     open_ = dead;
     return;
@@ -320,40 +380,46 @@ bool RowCache::Clean(uint32_t number) {
   const Segment& from = segments_[number];
   Segment& to = segments_[spare_];
   const size_t record = RecordBytes(from.format->row_bytes);
-  std::vector<char> records(from.used * record);
+  const size_t bytes = from.used * record;
+  const char* records = file_->InMemory(from.offset, bytes);
+  Scratch<uint64_t> read(records == nullptr ? bytes / sizeof(uint64_t) + 1 : 0);
   std::vector<std::pair<uint32_t, uint32_t>> moved;  // row, place
   const auto damaged = [&] {
     segments_[number].damaged = true;
     return false;
   };
-  try {
-    const SpillFile::Piece piece = {from.offset, records.data(), records.size()};
-    file_->Read(&piece, 1);
-  } catch (const Error&) {
-    return damaged();
+  if (records == nullptr) {
+    const SpillFile::Piece piece = {from.offset, reinterpret_cast<char*>(read.data()), bytes};
+    try {
+      file_->Read(&piece, 1);
+    } catch (const Error&) {
+      return damaged();
+    }
+    records = piece.to;
   }
   for (uint32_t place = 0; place < from.used; ++place) {
     const uint32_t slot = SlotNumber(number, place);
     uint32_t row;
-    std::memcpy(&row, records.data() + place * record, sizeof(row));
+    std::memcpy(&row, records + place * record, sizeof(row));
     if (row >= where_.size() || where_[row] == kNowhere) continue;
     const uint32_t now = IsHere(row) ? frames_[where_[row]].slot : SlotOf(row);
     if (now != slot) continue;
-    if (!IsWhole(slot, records.data() + place * record)) return damaged();
+    if (!IsWhole(slot, records + place * record)) return damaged();
     moved.emplace_back(row, place);
   }
   if (moved.size() != from.live) return damaged();
   const size_t new_record = RecordBytes(row_bytes_);
-  std::vector<char> copied(moved.size() * new_record);
+  Scratch<uint64_t> written(moved.size() * new_record / sizeof(uint64_t) + 1);
+  char* const copied = reinterpret_cast<char*>(written.data());
   for (size_t i = 0; i < moved.size(); ++i) {
-    char* const at = copied.data() + i * new_record;
-    CopyRow(from, records.data() + moved[i].second * record, at + sizeof(RecordHead));
+    char* const at = copied + i * new_record;
+    CopyRow(from, records + moved[i].second * record, at + sizeof(RecordHead));
     const uint32_t slot = SlotNumber(spare_, static_cast<uint32_t>(i));
     const RecordHead head = {moved[i].first,
                              Checksum(slot, moved[i].first, at + sizeof(RecordHead), row_bytes_)};
     std::memcpy(at, &head, sizeof(head));
   }
-  file_->Write(to.offset, copied.data(), copied.size());
+  file_->Write(to.offset, copied, moved.size() * new_record);
   for (size_t i = 0; i < moved.size(); ++i) {
     const uint32_t row = moved[i].first;
     const uint32_t slot = SlotNumber(spare_, static_cast<uint32_t>(i));
@@ -363,11 +429,11 @@ bool RowCache::Clean(uint32_t number) {
       where_[row] = kInFile | slot;
     }
   }
-  to.used = to.live = static_cast<uint32_t>(moved.size());
+  to.used = to.live = to.copied = static_cast<uint32_t>(moved.size());
   open_ = spare_;
   spare_ = kNone;
   Segment& emptied = segments_[number];
-  emptied.used = emptied.live = 0;
+  emptied.used = emptied.live = emptied.copied = 0;
   if (emptied.format == format_ && emptied.bytes == segments_[open_].bytes) {
     spare_ = number;
   } else {
@@ -411,10 +477,12 @@ int64_t RowCache::Relayout() noexcept {
     const uint32_t at = static_cast<uint32_t>(next.frames.size());
     next.convert(Row(frame.row), next.data.data() + at * static_cast<size_t>(next.format->row_bytes), 1);
     next.frames.push_back(frame);
+    next.frames.back().on_trial = false;
     where_[frame.row] = at;
   }
   frames_ = std::move(next.frames);
-  free_.clear();
+  free_frame_ = kNone;
+  trial_begin_ = trial_count_ = 0;
   hand_ = 0;
   data_ = std::move(next.data);
   row_bytes_ = next.format->row_bytes;
@@ -431,7 +499,7 @@ int64_t RowCache::Relayout() noexcept {
 
 int64_t RowCache::ColumnBytes() const {
   return static_cast<int64_t>(where_.capacity() * sizeof(uint32_t) + frames_.capacity() * sizeof(Frame) +
-                              free_.capacity() * sizeof(uint32_t) + segments_.capacity() * sizeof(Segment));
+                              trial_.capacity() * sizeof(uint32_t) + segments_.capacity() * sizeof(Segment));
 }
 
 // ---- Reads

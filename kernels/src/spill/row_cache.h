@@ -19,10 +19,12 @@ using ConvertRows = std::function<void(const char* old_rows, char* new_rows, uin
 
 // A row keeps its number for life; where its bytes are is one word per row: a frame in memory, or a slot in the file.
 //
-// Memory is frames of one row each, as many as fit. Who writes rows brings them in first, and may evict others for that: a
-// clock hand goes around the frames and takes rows that were not touched since they came or since it was there last, those
-// touched often after as many rounds, up to seven. Rows of the batch at hand are never taken. Who only reads takes a row from the file where it is, and
-// changes nothing.
+// Memory is frames of one row each, as many as fit. Who writes rows brings them in first, and may evict others for that. A row
+// that comes is on trial: it goes again when a tenth of the frames have come after it, unless it was touched until then by
+// another batch. Where it was, or had gone but lately, it stays until a clock hand, which goes around the frames, finds it not
+// touched since it was there last; one that was touched often after as many rounds, up to seven. (S3-FIFO: Yang et al., "FIFO
+// queues are all you need for cache eviction", SOSP 2023. Its list of rows that went is the file.) Rows of the batch at hand
+// are never taken. Who only reads takes a row from the file where it is, and changes nothing.
 //
 // The file is a log of segments: rows that are evicted are written one behind the other to the open one, whatever they had
 // before is dead, and a segment that has few rows left is copied together when space is to be had: the file takes about
@@ -47,6 +49,7 @@ class RowCache {
   // The bytes of a row that is here.
   char* Row(uint32_t row) const { return FrameBytes(where_[row]); }
   void Prefetch(uint32_t row) const { __builtin_prefetch(where_.data() + row); }
+  void PrefetchFrame(uint32_t row) const { __builtin_prefetch(frames_.data() + where_[row], 1); }
   // Of one that is not.
   uint32_t SlotOf(uint32_t row) const { return where_[row] & ~kInFile; }
 
@@ -96,12 +99,16 @@ class RowCache {
   static constexpr uint32_t kMostSegments = (kInFile >> kSlotBits) - 1;
   static constexpr size_t kSegmentBytes = size_t{1} << 20;
   static constexpr uint8_t kMostTouches = 7;
+  static constexpr uint32_t kTrialPart = 10;  // of the frames: one in so many
+  static constexpr uint8_t kPasses =
+      2;  // touches on trial: the update after the lookup that brought it in is one
 
   struct Frame {
-    uint32_t row = kNone;
-    uint32_t slot = kNone;  // in the file that holds the same bytes
+    uint32_t row = kNone;   // kNone: free
+    uint32_t slot = kNone;  // in the file that holds the same bytes; of a free one, the next free one
     uint32_t batch = 0;     // that touched it last
     uint8_t touches = 0;
+    bool on_trial = false;  // listed in trial_
   };
   // How rows lie in a segment, and how they become those of the layout that followed.
   struct Format {
@@ -115,6 +122,8 @@ class RowCache {
     uint32_t slots = 0;
     uint32_t used = 0;     // slots that were written
     uint32_t live = 0;     // that hold a row
+    uint32_t copied = 0;   // slots, the first ones, whose rows are from another segment
+    uint64_t first = 0;    // how many rows had been evicted before the one in the slot after those
     bool damaged = false;  // a row in it did not come back: it stays where it is
     std::shared_ptr<Format> format;
   };
@@ -133,6 +142,7 @@ class RowCache {
   static size_t RecordBytes(int64_t row_bytes) { return sizeof(RecordHead) + static_cast<size_t>(row_bytes); }
   static uint32_t Checksum(uint32_t slot, uint32_t row, const char* bytes, int64_t row_bytes);
   static uint32_t SlotNumber(uint32_t segment, uint32_t place) { return segment << kSlotBits | place; }
+  static uint32_t PlaceOf(uint32_t slot) { return slot & ((1u << kSlotBits) - 1); }
   const Segment& SegmentOf(uint32_t slot) const { return segments_[slot >> kSlotBits]; }
   SpillFile::Piece RecordAt(uint32_t slot, char* to) const;
   // Whether a record that was read is the one that was written there.
@@ -150,11 +160,15 @@ class RowCache {
   }
   // Makes sure that `count` calls of TakeFrame cannot fail.
   void MakeRoom(size_t count);
-  uint32_t TakeFrame() noexcept;
-  void LeaveFrame(uint32_t frame) noexcept;
+  uint32_t TakeFrame(uint32_t row, uint32_t slot, bool on_trial) noexcept;
+  void LeaveFrame(uint32_t at) noexcept;
+  // Of a row in the file: whether half as many rows as memory has or fewer were evicted after it.
+  bool WentLately(uint32_t slot) const;
+  void PutOnTrial(uint32_t frame) noexcept;
+  uint32_t OffTrial() noexcept;  // the one that is on it for longest
   void Evict(size_t count);
   void WriteOut(const std::vector<uint32_t>& frames);
-  void Fetch(const std::vector<uint32_t>& rows);
+  void Fetch(const std::vector<uint64_t>& away);  // slot << 32 | row
 
   uint32_t SegmentSlots() const;
   uint32_t NewSegment();
@@ -174,7 +188,13 @@ class RowCache {
   Region data_;
   std::vector<uint32_t> where_;  // of each row number: frame, kInFile | slot, or kNowhere
   std::vector<Frame> frames_;    // those used so far
-  std::vector<uint32_t> free_;   // of them, as large as frames_ is
+  uint32_t free_frame_ = kNone;
+  uint64_t evicted_ = 0;  // rows, so far, that had to be written for it
+  // Frames whose rows came last, in that order, as a ring; it has places for all. (A frame that was left keeps its place,
+  // and the next row in it has that.)
+  std::vector<uint32_t> trial_;
+  size_t trial_begin_ = 0;
+  size_t trial_count_ = 0;
   std::vector<Segment> segments_;
   std::shared_ptr<Format> format_;
   uint32_t open_ = kNone;   // segment that is written to

@@ -1,16 +1,19 @@
 #include "spill/spill_file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "kvtable/types.h"
+#include "memory/copy_rows.h"
 #include "memory/scratch.h"
 #include "spill/file_calls.h"
 
@@ -39,7 +42,7 @@ int OpenNameless(const std::string& folder) {
 }  // namespace
 
 FileCalls& SpillCalls() {
-  static FileCalls calls = {::pread, ReadAtOnce, ::pwrite, ::posix_fallocate};
+  static FileCalls calls = {::pread, ReadAtOnce, ::pwrite, ::posix_fallocate, ::mincore};
   return calls;
 }
 
@@ -61,6 +64,7 @@ SpillFile::SpillFile(std::string folder, std::string table, int64_t max_memory, 
   file_ = OpenNameless(folder_);
   if (file_ < 0) refuse(errno, "Name a folder on a local disk in spill= in which this process may write.");
   ::posix_fadvise(file_, 0, 0, POSIX_FADV_RANDOM);  // nothing is read ahead
+  pages_ = std::make_unique<FilePages>(file_);
 }
 
 SpillFile::~SpillFile() { ::close(file_); }
@@ -172,11 +176,27 @@ void SpillFile::ReadPiece(const Piece& piece) const {
 void SpillFile::Read(const Piece* pieces, size_t count) const {
   Scratch<uint32_t> waiting(count);
   size_t left = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const Piece& piece = pieces[i];
-    const ssize_t read =
-        SpillCalls().read_at_once(file_, piece.to, piece.bytes, static_cast<off_t>(piece.offset));
-    if (read != static_cast<ssize_t>(piece.bytes)) waiting[left++] = static_cast<uint32_t>(i);
+  for (size_t begin = 0, end = 0; begin < count; begin = end) {
+    // Pieces one behind the other, as far as one question reaches.
+    const uint64_t first = pieces[begin].offset / FilePages::kPageBytes * FilePages::kPageBytes;
+    uint64_t last = pieces[begin].offset;
+    for (end = begin; end < count; ++end) {
+      if (pieces[end].offset < last || pieces[end].offset + pieces[end].bytes > first + FilePages::kMostBytes)
+        break;
+      last = pieces[end].offset + pieces[end].bytes;
+    }
+    if (end - begin >= kAsksFor) {
+      FilePages::Range pages;
+      pages_->Ask(first, last, &pages);
+      left += ReadMapped(pages, pieces, begin, end, waiting.data() + left);
+      continue;
+    }
+    end = std::max(end, begin + 1);
+    for (size_t i = begin; i < end; ++i) {
+      const ssize_t read = SpillCalls().read_at_once(file_, pieces[i].to, pieces[i].bytes,
+                                                     static_cast<off_t>(pieces[i].offset));
+      if (read != static_cast<ssize_t>(pieces[i].bytes)) waiting[left++] = static_cast<uint32_t>(i);
+    }
   }
   for (size_t i = 0; left > 1 && i < left; ++i) {
     const Piece& piece = pieces[waiting[i]];
@@ -184,6 +204,32 @@ void SpillFile::Read(const Piece* pieces, size_t count) const {
                     POSIX_FADV_WILLNEED);
   }
   for (size_t i = 0; i < left; ++i) ReadPiece(pieces[waiting[i]]);
+}
+
+size_t SpillFile::ReadMapped(const FilePages::Range& pages, const Piece* pieces, size_t begin, size_t end,
+                             uint32_t* waiting) {
+  size_t left = 0;
+  for (size_t i = begin; i < end; ++i) {
+    if (i + kPiecesAhead < end) {
+      const Piece& next = pieces[i + kPiecesAhead];
+      if (const char* const from = pages.Find(next.offset, next.bytes)) {
+        PrefetchRow<kAnyBytes>(from, static_cast<int64_t>(next.bytes));
+      }
+    }
+    if (const char* const from = pages.Find(pieces[i].offset, pieces[i].bytes)) {
+      std::memcpy(pieces[i].to, from, pieces[i].bytes);
+    } else {
+      waiting[left++] = static_cast<uint32_t>(i);
+    }
+  }
+  return left;
+}
+
+const char* SpillFile::InMemory(uint64_t offset, size_t bytes) const {
+  if (offset % FilePages::kPageBytes + bytes > FilePages::kMostBytes) return nullptr;
+  FilePages::Range pages;
+  pages_->Ask(offset, offset + bytes, &pages);
+  return pages.Find(offset, bytes);
 }
 
 void SpillFile::ThrowDamaged() const {

@@ -5,17 +5,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "spill/file_pages.h"
 
 namespace kvtable {
 
 // Scratch, and nobody else's: it has no name in its folder from the moment it is there, so it goes with its table, also
 // where the process is killed, and nothing in the folder is ever read or overwritten. Any thread.
 //
-// Space is taken before rows are written to it, so a disk that fills up is an error there and not of a later write. Reads
-// and writes are plain pread and pwrite: an error of the disk is an error of the call, and no signal.
+// Space is taken before rows are written to it, so a disk that fills up is an error there and not of a later write. Writes
+// are plain pwrite, and reads are pread but where the system has the page: an error of the disk is an error of the call, and
+// no signal.
 class SpillFile {
  public:
   // Throws Error(kInvalidArgument) that says what is wrong with the folder.
@@ -36,9 +40,11 @@ class SpillFile {
     char* to;
     size_t bytes;
   };
-  // Reads all of them, with as many under way at once as the disk takes: what the system has in memory comes first, the
-  // rest is asked for before it is waited for. Throws Error(kFailedPrecondition).
+  // Reads all of them: what the system has in memory from there, where many that follow one another are close
+  // together without a call for each; the rest with as many under way at once as the disk takes. Throws Error(kFailedPrecondition).
   void Read(const Piece* pieces, size_t count) const;
+  // The bytes where they are in memory; null where not all of them are.
+  const char* InMemory(uint64_t offset, size_t bytes) const;
 
   // That a row came back other than it went. Throws Error(kFailedPrecondition).
   [[noreturn]] void ThrowDamaged() const;
@@ -52,6 +58,13 @@ class SpillFile {
   std::atomic<int64_t> rows_written{0};
 
  private:
+  // How many pieces there have to be in a range of the file so that it pays to ask what of it is in memory.
+  static constexpr size_t kAsksFor = 3;
+  static constexpr size_t kPiecesAhead = 10;
+
+  // Reads those of pieces [begin, end) that are in memory; the others are listed in `waiting`: how many.
+  static size_t ReadMapped(const FilePages::Range& pages, const Piece* pieces, size_t begin, size_t end,
+                           uint32_t* waiting);
   void ReadPiece(const Piece& piece) const;
   bool Punch(uint64_t offset, size_t bytes) noexcept;
   int64_t PunchFree();        // gives what is free back to the disk: how many bytes
@@ -62,6 +75,7 @@ class SpillFile {
   const int64_t max_memory_;
   const int shards_;
   int file_ = -1;
+  std::unique_ptr<FilePages> pages_;
   std::atomic<int64_t> bytes_{0};
   std::mutex mutex_;  // guards what follows
   uint64_t end_ = 0;

@@ -54,6 +54,14 @@ class RowStore {
     cache_->Prefetch(row);
     return kByNumber | row;
   }
+  // Ask for what leads to the bytes of a row that is in memory, and for what is beside them, of a store with a cache: the
+  // first of a row that Row is asked for soon, the second of one for which that is near.
+  void PrefetchPlace(uint32_t row) const {
+    if (__builtin_expect(cache_ != nullptr, 0)) cache_->Prefetch(row);
+  }
+  void PrefetchFrame(uint32_t row) const {
+    if (__builtin_expect(cache_ != nullptr, 0)) cache_->PrefetchFrame(row);
+  }
   // What keeps rows in a file; null: all rows are in memory.
   RowCache* cache() const { return cache_.get(); }
   RowStamp* StampOf(uint32_t row) const {

@@ -129,7 +129,11 @@ KVTABLE_ALWAYS_INLINE inline int64_t ShardedTable::WriteRows(const BatchTime& ti
   const auto has_hint = [&](int64_t i)
                             KVTABLE_ALWAYS_INLINE { return hint(group.positions[i]) < known_rows; };
   const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    if (!has_hint(i)) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
+    if (!has_hint(i)) {
+      __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
+    } else {
+      shard.rows.PrefetchPlace(hint(group.positions[i]));
+    }
   };
   // Into the second-level cache: a core has few places for lines on their way to the first, which a row with its
   // slots soon fills, and stands still until one is free.
@@ -141,6 +145,7 @@ KVTABLE_ALWAYS_INLINE inline int64_t ShardedTable::WriteRows(const BatchTime& ti
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 1, kSecondLevel);
     __builtin_prefetch(at + bytes - 1, 1, kSecondLevel);
     __builtin_prefetch(shard.rows.StampOf(row), 1, kSecondLevel);
+    shard.rows.PrefetchFrame(row);
   };
   // What is known of key i, at i modulo the size: its row, or kNoRow; then where the search goes on, or
   // null. A row that was found stays the key's: nobody else may remove it now.
