@@ -224,25 +224,55 @@ void LookupsWriteNothing() {
   CHECK(table->Memory().rows_written == written);
 }
 
-// Rows that come once do not push out those that several batches have wanted.
-void AScanPushesOutNothingInUse() {
-  constexpr int64_t kInUse = 200;  // of 256 that there is memory for
-  const auto table = Table::Create(Spilled(Options(), kDim * 2 * 4, 128));
-  int64_t next = kInUse;  // keys that come once
-  const auto update = [&](int64_t first, int64_t n) {
+// Tables of which rows are wanted, eight at a time, by updates or by training lookups alone.
+struct Wanted {
+  std::unique_ptr<Table> table = Table::Create(Spilled(Options(), kDim * 2 * 4, 128));  // 256 rows
+  bool is_update = true;
+
+  void Some(int64_t first, int64_t n) {
     std::vector<int64_t> keys(static_cast<size_t>(n));
     std::iota(keys.begin(), keys.end(), first);
-    const std::vector<float> rows(keys.size() * kDim, 1.0f);
-    table->Accumulate(keys.data(), n, rows.data(), true, {}, Serial());
-  };
-  for (int i = 0; i < 20; ++i) {
-    for (int64_t begin = 0; begin < kInUse; begin += 8) update(begin, 8);
-    for (int j = 0; j < 4; ++j) update(next, 8), next += 8;
+    std::vector<float> rows(keys.size() * kDim, 1.0f);
+    if (is_update) {
+      table->Accumulate(keys.data(), n, rows.data(), true, {}, Serial());
+    } else {
+      table->GatherOrInsert(keys.data(), n, rows.data(), {}, nullptr, Serial());
+    }
   }
-  const int64_t before = table->Memory().rows_read;
-  for (int i = 0; i < 250; ++i) update(next, 8), next += 8;
-  for (int64_t begin = 0; begin < kInUse; begin += 8) update(begin, 8);
-  CHECK(table->Memory().rows_read - before < kInUse / 4);
+  // How many rows were read for it.
+  int64_t All(int64_t first, int64_t n) {
+    const int64_t before = table->Memory().rows_read;
+    for (int64_t begin = first; begin < first + n; begin += 8) Some(begin, 8);
+    return table->Memory().rows_read - before;
+  }
+};
+
+// Rows that come once do not push out those that several batches have wanted.
+void AScanPushesOutNothingInUse() {
+  constexpr int64_t kInUse = 200;
+  Wanted wanted;
+  int64_t next = kInUse;  // keys that come once
+  for (int i = 0; i < 20; ++i) {
+    wanted.All(0, kInUse);
+    wanted.All(next, 32);
+    next += 32;
+  }
+  wanted.All(next, 2000);
+  CHECK(wanted.All(0, kInUse) < kInUse / 4);
+}
+
+// What is wanted over and over comes to stay, whatever was in use before, and whether or not it is written.
+void WhatIsWantedComesToStay() {
+  for (const bool is_update : {true, false}) {
+    for (const int64_t wanted_rows : {40, 200}) {
+      Wanted wanted;
+      wanted.All(0, 1000);
+      for (int i = 0; i < 20; ++i) wanted.All(0, 240);
+      wanted.is_update = is_update;
+      for (int i = 0; i < 100; ++i) wanted.All(600, wanted_rows);
+      CHECK(wanted.All(600, wanted_rows) < wanted_rows / 8);
+    }
+  }
 }
 
 int FilesOpenInFolder() {
@@ -369,7 +399,7 @@ void PagesOfAFile() {
   const int file = ::open(SpillFolder().c_str(), O_TMPFILE | O_RDWR, 0600);
   if (file < 0) return;  // a file system that has none
   constexpr size_t kPage = FilePages::kPageBytes;
-  constexpr uint64_t kFirst = uint64_t{1} << 28;
+  constexpr uint64_t kFirst = uint64_t{1} << 24;
   CHECK(::ftruncate(file, static_cast<off_t>(3 * kFirst)) == 0);
   FilePages pages(file);
   FilePages::Range range;
@@ -383,7 +413,7 @@ void PagesOfAFile() {
     const uint64_t end = at + bytes.size();
     // What lies in one mapping; the first two begin at multiples of the first one's size.
     const uint64_t known = std::min(end, (at / kFirst + 1) * kFirst);
-    pages.Ask(at + 100, end, &range);
+    CHECK(pages.Ask(at + 100, end, &range));
     for (int i = 0; i < 200; ++i) {
       const uint64_t begin = at + random.Next(bytes.size());
       const size_t size = 1 + random.Next(end - begin);
@@ -401,14 +431,11 @@ void PagesOfAFile() {
   pages.Ask(uint64_t{1} << 60, (uint64_t{1} << 60) + 1, &range);
   CHECK(range.Find(uint64_t{1} << 60, 1) == nullptr);
   ::close(file);
-  // What cannot be mapped has no pages, and is asked once.
+  // Nothing is told of what cannot be mapped.
   int ends[2];
   CHECK(::pipe(ends) == 0);
   FilePages none(ends[0]);
-  for (int i = 0; i < 2; ++i) {
-    none.Ask(0, kPage, &range);
-    CHECK(range.Find(0, 1) == nullptr);
-  }
+  for (int i = 0; i < 2; ++i) CHECK(!none.Ask(0, kPage, &range) && range.Find(0, 1) == nullptr);
   ::close(ends[0]);
   ::close(ends[1]);
 }
@@ -608,6 +635,7 @@ int main() {
   kvtable::LookupsWriteNothing();
   kvtable::MemoryAndFileAreBounded();
   kvtable::AScanPushesOutNothingInUse();
+  kvtable::WhatIsWantedComesToStay();
   kvtable::PagesOfAFile();
   kvtable::WhatIsInMemoryChangesNoRow();
   kvtable::ASpilledTableIsATable(0, kvtable::Eviction::kLru, 1);

@@ -1,6 +1,7 @@
 #include "spill/file_pages.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -18,6 +19,8 @@ size_t Bytes(size_t window, int first_bits) {
 }
 
 }  // namespace
+
+FilePages::FilePages(int file) : file_(file), failed_(::sysconf(_SC_PAGESIZE) != kPageBytes) {}
 
 FilePages::~FilePages() {
   for (size_t w = 0; w < kWindows; ++w) {
@@ -37,27 +40,26 @@ const char* FilePages::Window(size_t window, size_t bytes, uint64_t offset) {
     return nullptr;
   }
   data = static_cast<char*>(mapped);
-  ::madvise(data, bytes, MADV_RANDOM);  // nothing is read ahead
   windows_[window].store(data, std::memory_order_release);
   return data;
 }
 
-void FilePages::Ask(uint64_t begin, uint64_t end, Range* range) {
+bool FilePages::Ask(uint64_t begin, uint64_t end, Range* range) {
   range->begin_ = begin / kPageBytes * kPageBytes;
   range->end_ = range->begin_;
   const uint64_t above = begin >> kFirstBits;
   const size_t window = above == 0 ? 0 : 64 - static_cast<size_t>(__builtin_clzll(above));
-  if (window >= kWindows) return;
+  if (window >= kWindows) return false;
   const uint64_t window_begin = Begin(window, kFirstBits);
   const size_t window_bytes = Bytes(window, kFirstBits);
   const char* const data = Window(window, window_bytes, window_begin);
-  if (data == nullptr) return;
+  if (data == nullptr) return false;
   end = std::min(end, window_begin + window_bytes);  // what lies beyond is not of the range
   range->data_ = data + (range->begin_ - window_begin);
   const size_t bytes = (end - range->begin_ + kPageBytes - 1) / kPageBytes * kPageBytes;
-  if (SpillCalls().in_memory(const_cast<char*>(range->data_), bytes, range->here_.data()) == 0) {
-    range->end_ = range->begin_ + bytes;
-  }
+  if (SpillCalls().in_memory(const_cast<char*>(range->data_), bytes, range->here_.data()) != 0) return false;
+  range->end_ = range->begin_ + bytes;
+  return true;
 }
 
 }  // namespace kvtable

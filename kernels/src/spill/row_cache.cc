@@ -39,7 +39,7 @@ uint32_t RowCache::FramesFor(int64_t row_bytes) const {
 
 uint32_t RowCache::Checksum(uint32_t slot, uint32_t row, const char* bytes, int64_t row_bytes) {
   // Another for each slot of a row, and for each row of a slot.
-  const uint32_t begin = slot * 0x9E3779B1u ^ row;
+  const uint32_t begin = slot * 0x9E3779B1u ^ row * 0x85EBCA6Bu;
   return ExtendCrc32c(begin, reinterpret_cast<const uint8_t*>(bytes), static_cast<size_t>(row_bytes));
 }
 
@@ -49,10 +49,11 @@ SpillFile::Piece RowCache::RecordAt(uint32_t slot, char* to) const {
   return {segment.offset + PlaceOf(slot) * record, to, record};
 }
 
-bool RowCache::IsWhole(uint32_t slot, const char* record) const {
+bool RowCache::IsWhole(uint32_t slot, uint32_t row, const char* record) const {
   RecordHead head;
   std::memcpy(&head, record, sizeof(head));
-  return head.checksum == Checksum(slot, head.row, record + sizeof(head), SegmentOf(slot).format->row_bytes);
+  return head.row == row &&
+         head.checksum == Checksum(slot, head.row, record + sizeof(head), SegmentOf(slot).format->row_bytes);
 }
 
 void RowCache::CopyRow(const Segment& segment, const char* record, char* to) const {
@@ -249,12 +250,13 @@ void RowCache::BringIn(const uint32_t* rows, size_t count, size_t more) {
 void RowCache::Fetch(const std::vector<uint64_t>& away) {
   FileReads reads;
   // Where they are now: to make room may have moved them.
-  for (const uint64_t from : away) reads.Add(*this, SlotOf(static_cast<uint32_t>(from)));
+  for (const uint64_t from : away) reads.Add(*this, static_cast<uint32_t>(from));
   reads.Run();
   for (size_t i = 0; i < away.size(); ++i) {
     const uint32_t row = static_cast<uint32_t>(away[i]);
     const uint32_t slot = SlotOf(row);
-    const uint32_t frame = TakeFrame(row, slot, !WentLately(slot));
+    const bool on_trial = !WentLately(slot) && ++came_ % kUntried != 0;
+    const uint32_t frame = TakeFrame(row, slot, on_trial);
     std::memcpy(FrameBytes(frame), reads.Row(i), static_cast<size_t>(row_bytes_));
   }
 }
@@ -404,7 +406,7 @@ bool RowCache::Clean(uint32_t number) {
     if (row >= where_.size() || where_[row] == kNowhere) continue;
     const uint32_t now = IsHere(row) ? frames_[where_[row]].slot : SlotOf(row);
     if (now != slot) continue;
-    if (!IsWhole(slot, records + place * record)) return damaged();
+    if (!IsWhole(slot, row, records + place * record)) return damaged();
     moved.emplace_back(row, place);
   }
   if (moved.size() != from.live) return damaged();
@@ -510,11 +512,12 @@ void FileReads::Clear() {
   bytes_ = 0;
 }
 
-size_t FileReads::Add(const RowCache& cache, uint32_t slot) {
+size_t FileReads::Add(const RowCache& cache, uint32_t row) {
+  const uint32_t slot = cache.SlotOf(row);
   // Room for the record, and for the row in today's layout.
-  const int64_t row = std::max(cache.row_bytes_, cache.SegmentOf(slot).format->row_bytes);
-  reads_.push_back({&cache, slot, bytes_});
-  bytes_ += (RowCache::RecordBytes(row) + kAlign - 1) / kAlign * kAlign;
+  const int64_t bytes = std::max(cache.row_bytes_, cache.SegmentOf(slot).format->row_bytes);
+  reads_.push_back({&cache, row, slot, bytes_});
+  bytes_ += (RowCache::RecordBytes(bytes) + kAlign - 1) / kAlign * kAlign;
   return reads_.size() - 1;
 }
 
@@ -529,7 +532,7 @@ void FileReads::Run() {
   std::vector<char> today;
   for (const Read& read : reads_) {
     char* const record = At(read);
-    if (!read.cache->IsWhole(read.slot, record)) file.ThrowDamaged();
+    if (!read.cache->IsWhole(read.slot, read.row, record)) file.ThrowDamaged();
     const RowCache::Segment& segment = read.cache->SegmentOf(read.slot);
     if (segment.format->next == nullptr) continue;
     today.resize(static_cast<size_t>(read.cache->row_bytes_));

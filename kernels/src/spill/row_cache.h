@@ -20,11 +20,12 @@ using ConvertRows = std::function<void(const char* old_rows, char* new_rows, uin
 // A row keeps its number for life; where its bytes are is one word per row: a frame in memory, or a slot in the file.
 //
 // Memory is frames of one row each, as many as fit. Who writes rows brings them in first, and may evict others for that. A row
-// that comes is on trial: it goes again when a tenth of the frames have come after it, unless it was touched until then by
-// another batch. Where it was, or had gone but lately, it stays until a clock hand, which goes around the frames, finds it not
-// touched since it was there last; one that was touched often after as many rounds, up to seven. (S3-FIFO: Yang et al., "FIFO
-// queues are all you need for cache eviction", SOSP 2023. Its list of rows that went is the file.) Rows of the batch at hand
-// are never taken. Who only reads takes a row from the file where it is, and changes nothing.
+// that comes is on trial: it goes again when a tenth of the frames have come after it, unless it was touched twice until then
+// (once by the update that follows the lookup for which it came). Where it was, or had gone but lately, it stays until a clock
+// hand, which goes around the frames, finds it not touched since it was there last; one that was touched often after as many
+// rounds, up to seven. (S3-FIFO: Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023. Its list of rows
+// that went is the file.) One row in sixteen is not tried, so that what nobody wants any more goes even where no row passes.
+// Rows of the batch at hand are never taken. Who only reads takes a row from the file where it is, and changes nothing.
 //
 // The file is a log of segments: rows that are evicted are written one behind the other to the open one, whatever they had
 // before is dead, and a segment that has few rows left is copied together when space is to be had: the file takes about
@@ -49,7 +50,9 @@ class RowCache {
   // The bytes of a row that is here.
   char* Row(uint32_t row) const { return FrameBytes(where_[row]); }
   void Prefetch(uint32_t row) const { __builtin_prefetch(where_.data() + row); }
-  void PrefetchFrame(uint32_t row) const { __builtin_prefetch(frames_.data() + where_[row], 1); }
+  void PrefetchFrame(uint32_t row) const {
+    if (IsHere(row)) __builtin_prefetch(frames_.data() + where_[row], 1);
+  }
   // Of one that is not.
   uint32_t SlotOf(uint32_t row) const { return where_[row] & ~kInFile; }
 
@@ -100,8 +103,9 @@ class RowCache {
   static constexpr size_t kSegmentBytes = size_t{1} << 20;
   static constexpr uint8_t kMostTouches = 7;
   static constexpr uint32_t kTrialPart = 10;  // of the frames: one in so many
-  static constexpr uint8_t kPasses =
-      2;  // touches on trial: the update after the lookup that brought it in is one
+  // Touches on trial: the update after the lookup that brought it in is one. And one row in so many that come is not tried.
+  static constexpr uint8_t kPasses = 2;
+  static constexpr uint32_t kUntried = 16;
 
   struct Frame {
     uint32_t row = kNone;   // kNone: free
@@ -145,8 +149,8 @@ class RowCache {
   static uint32_t PlaceOf(uint32_t slot) { return slot & ((1u << kSlotBits) - 1); }
   const Segment& SegmentOf(uint32_t slot) const { return segments_[slot >> kSlotBits]; }
   SpillFile::Piece RecordAt(uint32_t slot, char* to) const;
-  // Whether a record that was read is the one that was written there.
-  bool IsWhole(uint32_t slot, const char* record) const;
+  // Whether a record that was read is the one of a row that was written there.
+  bool IsWhole(uint32_t slot, uint32_t row, const char* record) const;
   // The row of a record, in today's layout.
   void CopyRow(const Segment& segment, const char* record, char* to) const;
 
@@ -155,14 +159,15 @@ class RowCache {
   uint32_t FramesFor(int64_t row_bytes) const;
   size_t FreeFrames() const { return limit_ > in_use_ ? limit_ - in_use_ : 0; }
   void Touch(Frame* frame) const noexcept {
+    if (frame->batch != batch_ && frame->touches < kMostTouches) ++frame->touches;
     frame->batch = batch_;
-    if (frame->touches < kMostTouches) ++frame->touches;
   }
   // Makes sure that `count` calls of TakeFrame cannot fail.
   void MakeRoom(size_t count);
   uint32_t TakeFrame(uint32_t row, uint32_t slot, bool on_trial) noexcept;
   void LeaveFrame(uint32_t at) noexcept;
-  // Of a row in the file: whether half as many rows as memory has or fewer were evicted after it.
+  // Of a row in the file: whether half as many rows as memory has or fewer were written there after it. Not known of those
+  // that were copied since, and by when it was written of those that went without being written.
   bool WentLately(uint32_t slot) const;
   void PutOnTrial(uint32_t frame) noexcept;
   uint32_t OffTrial() noexcept;  // the one that is on it for longest
@@ -190,6 +195,7 @@ class RowCache {
   std::vector<Frame> frames_;    // those used so far
   uint32_t free_frame_ = kNone;
   uint64_t evicted_ = 0;  // rows, so far, that had to be written for it
+  uint32_t came_ = 0;     // rows, so far, from the file, but for those that had gone lately
   // Frames whose rows came last, in that order, as a ring; it has places for all. (A frame that was left keeps its place,
   // and the next row in it has that.)
   std::vector<uint32_t> trial_;
@@ -206,8 +212,8 @@ class RowCache {
 class FileReads {
  public:
   void Clear();
-  // A row that is not in memory, by its slot. Returns its number here.
-  size_t Add(const RowCache& cache, uint32_t slot);
+  // A row that is not in memory. Returns its number here.
+  size_t Add(const RowCache& cache, uint32_t row);
   size_t size() const { return reads_.size(); }
   // Throws Error(kFailedPrecondition).
   void Run();
@@ -217,6 +223,7 @@ class FileReads {
  private:
   struct Read {
     const RowCache* cache;
+    uint32_t row;
     uint32_t slot;
     size_t at;  // in the buffer; the row has its place behind the head
   };

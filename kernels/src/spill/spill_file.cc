@@ -64,7 +64,7 @@ SpillFile::SpillFile(std::string folder, std::string table, int64_t max_memory, 
   file_ = OpenNameless(folder_);
   if (file_ < 0) refuse(errno, "Name a folder on a local disk in spill= in which this process may write.");
   ::posix_fadvise(file_, 0, 0, POSIX_FADV_RANDOM);  // nothing is read ahead
-  pages_ = std::make_unique<FilePages>(file_);
+  pages_.emplace(file_);
 }
 
 SpillFile::~SpillFile() { ::close(file_); }
@@ -185,9 +185,8 @@ void SpillFile::Read(const Piece* pieces, size_t count) const {
         break;
       last = pieces[end].offset + pieces[end].bytes;
     }
-    if (end - begin >= kAsksFor) {
-      FilePages::Range pages;
-      pages_->Ask(first, last, &pages);
+    FilePages::Range pages;
+    if (end - begin >= kAsksFor && pages_->Ask(first, last, &pages)) {
       left += ReadMapped(pages, pieces, begin, end, waiting.data() + left);
       continue;
     }
@@ -228,8 +227,7 @@ size_t SpillFile::ReadMapped(const FilePages::Range& pages, const Piece* pieces,
 const char* SpillFile::InMemory(uint64_t offset, size_t bytes) const {
   if (offset % FilePages::kPageBytes + bytes > FilePages::kMostBytes) return nullptr;
   FilePages::Range pages;
-  pages_->Ask(offset, offset + bytes, &pages);
-  return pages.Find(offset, bytes);
+  return pages_->Ask(offset, offset + bytes, &pages) ? pages.Find(offset, bytes) : nullptr;
 }
 
 void SpillFile::ThrowDamaged() const {

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +19,7 @@ namespace kvtable {
 //
 // Space is taken before rows are written to it, so a disk that fills up is an error there and not of a later write. Writes
 // are plain pwrite, and reads are pread but where the system has the page: an error of the disk is an error of the call, and
-// no signal.
+// no signal, but where the system gives a page up in the moment between.
 class SpillFile {
  public:
   // Throws Error(kInvalidArgument) that says what is wrong with the folder.
@@ -75,7 +75,7 @@ class SpillFile {
   const int64_t max_memory_;
   const int shards_;
   int file_ = -1;
-  std::unique_ptr<FilePages> pages_;
+  mutable std::optional<FilePages> pages_;
   std::atomic<int64_t> bytes_{0};
   std::mutex mutex_;  // guards what follows
   uint64_t end_ = 0;

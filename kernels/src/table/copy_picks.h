@@ -31,7 +31,7 @@ int64_t ShardedTable::CopyPickedRange(const uint64_t* picks, int64_t count, int6
     reads.Clear();
     for (int64_t i = begin; cache != nullptr && i < end; ++i) {
       const uint32_t row = static_cast<uint32_t>(picks[i]);
-      if (is_there(row) && !cache->IsHere(row)) reads.Add(*cache, cache->SlotOf(row));
+      if (is_there(row) && !cache->IsHere(row)) reads.Add(*cache, row);
     }
     reads.Run();
     size_t next_read = 0;

@@ -29,7 +29,7 @@ class SpilledSlice {
     rows.ForEachLive(begin, std::min(end, rows.high_water()), [&](uint32_t row) {
       if (rows.cache()->IsHere(row)) return true;
       rows_.push_back(row);
-      reads_.Add(*rows.cache(), rows.cache()->SlotOf(row));
+      reads_.Add(*rows.cache(), row);
       return true;
     });
     reads_.Run();

@@ -104,7 +104,7 @@ void ShardedTable::FindSpilled(const Places& places, uintptr_t* found, int64_t c
     } else if (only_memory) {
       found[i] = 0;
     } else {
-      of_read[reads->Add(cache, cache.SlotOf(row))] = static_cast<uint32_t>(i);
+      of_read[reads->Add(cache, row)] = static_cast<uint32_t>(i);
     }
   }
   reads->Run();

@@ -55,7 +55,7 @@ void ShardMoment::PutAside(const RowStore& rows, uint32_t row) {
   if (rows.cache() == nullptr || rows.cache()->IsHere(row)) {
     bytes = rows.Row(row);
   } else {
-    read.Add(*rows.cache(), rows.cache()->SlotOf(row));
+    read.Add(*rows.cache(), row);
     read.Run();
     bytes = read.Row(0);
   }
