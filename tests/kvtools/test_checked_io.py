@@ -18,8 +18,12 @@ PIECE = 256 * 1024  # bytes that are read or written at once
 
 @pytest.mark.parametrize(
     "size",
-    [0, 1, 7, 8, 9, 3 * SHORT_RUN - 1, 3 * SHORT_RUN, 3 * SHORT_RUN + 9, 6 * SHORT_RUN, 3 * RUN - 1, 3 * RUN]
-    + [3 * RUN + 9, 3 * (RUN + SHORT_RUN) + 1, PIECE - 1, PIECE, 2 * PIECE + 12345],
+    [
+        *(0, 1, 7, 8, 9),
+        *(3 * SHORT_RUN - 1, 3 * SHORT_RUN, 3 * SHORT_RUN + 9, 6 * SHORT_RUN),
+        *(3 * RUN - 1, 3 * RUN, 3 * RUN + 9, 3 * (RUN + SHORT_RUN) + 1),
+        *(PIECE - 1, PIECE, 2 * PIECE + 12345),
+    ],
 )
 @pytest.mark.parametrize("start", [0, 1, 5])
 def test_bytes_and_checksums_there_and_back(tmp_path: Path, size: int, start: int) -> None:
