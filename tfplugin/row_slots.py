@@ -38,8 +38,11 @@ class RowSlots:
     def update(self, unclaimed: tuple[SlotSpec, ...]) -> None:
         """Has the rows get the slots in `of`, and keep those that nobody has claimed: by the next step."""
         every = tuple(spec for of_optimizer in self.of.values() for spec in of_optimizer) + unclaimed
-        if every == self.every:
-            return
+        if every != self.every:
+            self.replace(every)
+
+    def replace(self, every: tuple[SlotSpec, ...]) -> None:
+        """Has the rows have these slots, by the next step."""
         self.every = every
         self.generation += 1
         # A graph's steps run in any order, the first of them on a table that was just restored with the slots of all:

@@ -5,11 +5,15 @@ optimizer of the variable has that name. In eager mode a checkpoint that is rest
 nothing of objects. So the optimizer that is restored along with the variable gets them, even where an older one is
 alive and has had the name until then (a notebook's cell run twice). An optimizer whose prefix has a number notes that
 in its checkpoints.
+
+Slots of an optimizer that is gone are nobody's: the next one of that name starts with fresh ones (eager mode), as it does
+with those of dense variables. Whether the old object is gone must not depend on when Python collects garbage.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import logging
 import re
@@ -20,7 +24,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
-from tfplugin.slots import SlotSpec
+from tfplugin.ops import raw
+from tfplugin.slots import SlotSpec, slots_json
 
 _log = logging.getLogger("tfplugin")
 
@@ -52,9 +57,14 @@ class _Restored:
         self.bases: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # optimizer -> its name
         self.in_functions: set[str] = set()  # prefixes that traced functions have
         self.unclaimed: tuple[SlotSpec, ...] = ()  # slots that came and have not been asked for yet
+        # Since then:
+        self.had: set[str] = set()  # prefixes that an optimizer has or had
+        self.stepped = False  # whether one has taken a step
 
 
 _restored: weakref.WeakKeyDictionary[Any, _Restored] = weakref.WeakKeyDictionary()
+
+_collected_for: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers for whose sake garbage was collected
 
 
 def prefix_of(variable: Any, optimizer: Any, name: str) -> str:
@@ -71,7 +81,15 @@ def prefix_of(variable: Any, optimizer: Any, name: str) -> str:
         _rebind(variable, optimizer, base, state)
     prefix = prefixes.get(optimizer)
     if prefix is None:
-        prefix = prefixes[optimizer] = _free(prefixes, base)
+        if base in prefixes.values() and optimizer not in _collected_for:
+            # The one that has the name may have been replaced, and wait for the collector: models are full of cycles.
+            _collected_for.add(optimizer)
+            gc.collect()
+        prefix = _free(prefixes, base)
+        if prefix in state.had or state.stepped:
+            _start_fresh(variable, prefix, state)
+        prefixes[optimizer] = prefix
+        state.had.add(prefix)
         _note(variable, optimizer, prefix, base)
     if not tf.executing_eagerly():
         state.in_functions.add(prefix)
@@ -116,6 +134,8 @@ def restored(variable: Any, uid: int) -> None:
     state = _restored.setdefault(variable, _Restored())
     state.uid = uid
     state.unclaimed = slots_there(variable)
+    state.had.clear()
+    state.stepped = False
     held = {name.partition(".")[0] for name in variable.slot_names()}
     lost = sorted(prefix for prefix in state.in_functions - held if _has_slots(variable, prefix))
     if held and lost:
@@ -135,13 +155,41 @@ def unclaimed(variable: Any, optimizer: Any, specs: Sequence[SlotSpec]) -> tuple
     what nobody has is dropped.
     """
     state = _restored.get(variable)
-    if state is None or not state.unclaimed:
+    if state is None:
+        return ()
+    state.stepped = True
+    if not state.unclaimed:
         return ()
     found = not specs or not {spec.name for spec in specs}.isdisjoint({slot.name for slot in state.unclaimed})
     if not found or state.uid not in _restores_of(optimizer, variable):
         state.unclaimed = ()
     claimed = {spec.name for every in variable._row_slots.of.values() for spec in every}
     return tuple(slot for slot in state.unclaimed if slot.name not in claimed)
+
+
+def _start_fresh(variable: Any, prefix: str, state: _Restored) -> None:
+    """Takes the slots of an optimizer that is gone out of the rows, which the next one of its name is not to find."""
+    with tf.init_scope():
+        there = slots_there(variable)
+        others = tuple(slot for slot in there if slot.name.partition(".")[0] != prefix)
+        if len(others) == len(there):
+            return
+        variable._row_slots.replace(others)
+        raw.kv_table_read_rows(
+            variable.handle,
+            tf.zeros([0], variable.key_dtype),
+            dtype=variable.dtype,
+            slots="[]",
+            **variable._row_slots.attributes(),
+            widths=[variable.dim],
+            N=1,
+        )
+    state.unclaimed = tuple(slot for slot in state.unclaimed if slot in others)
+    _log.warning(
+        "Key-value variable '%s': a new optimizer takes the place of one that is gone, and its slots (%s) start fresh.",
+        variable.name,
+        ", ".join(slot.name for slot in there if slot not in others),
+    )
 
 
 def _has_slots(variable: Any, prefix: str) -> bool:
@@ -176,6 +224,7 @@ def _give(variable: Any, optimizer: Any, prefix: str) -> None:
             del prefixes[other]
             held.pop(other, None)
     prefixes[optimizer] = prefix
+    _restored.setdefault(variable, _Restored()).had.add(prefix)
     if optimizer in held:
         held[optimizer] = tuple(
             dataclasses.replace(spec, name=f"{prefix}.{spec.name.partition('.')[2]}") for spec in held[optimizer]

@@ -12,8 +12,8 @@
   `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; and of
   `tf.function` ``make_function_context``, which tells its traces apart, and ``ConcreteFunction.__call__``. Each passes
   everything that is not a key-value variable, or stands for one, through untouched.
-- In Keras what `keras_models`, `keras_training`, `keras_averages`, `keras_builds`, `keras_files`, `keras_weights` and
-  `keras_servers` say: the optimizer of a model trains the tables of its layers, models are looked at where they train
+- In Keras what `keras_models`, `keras_inputs`, `keras_training`, `keras_averages`, `keras_builds`, `keras_files`,
+  `keras_weights` and `keras_servers` say: the optimizer of a model trains the tables of its layers, models are looked at where they train
   and predict, and tables are part of what is written, read, counted and shown of them.
 """
 
@@ -49,6 +49,7 @@ from tfplugin import (
     keras_averages,
     keras_builds,
     keras_files,
+    keras_inputs,
     keras_models,
     keras_servers,
     keras_training,
@@ -118,6 +119,7 @@ def install() -> None:
         _undo.append(wrap_method(owner, method, replacement))
     _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))
     for hooks in (
+        keras_inputs,
         keras_models,
         keras_training,
         keras_averages,

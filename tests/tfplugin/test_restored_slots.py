@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 import numpy as np
@@ -10,6 +11,8 @@ import tensorflow as tf
 import tf_keras
 
 import tfplugin
+import tfplugin.keras
+import tfplugin.tf_keras
 from tfplugin import sok
 
 train = tf.compat.v1.train
@@ -245,3 +248,74 @@ def test_a_variable_that_comes_late_leaves_what_nadam_of_keras_3_has_multiplied(
     table = make(initializer=1.0)
     _train_both(wrapper, {"table": table}, 1)
     assert float(optimizer._u_product) == pytest.approx(product * 0.9 * (1 - 0.5 * 0.96**4), rel=1e-5)
+
+
+# ---- Slots of optimizers that are gone -------------------------------------------------------------------------------
+
+
+def _first_step_anew(make, rows_of, make_optimizer, start):
+    """What the first step of a new optimizer makes of rows that are `start`."""
+    table = make(initializer=9.0, name="anew")
+    table.upsert(KEYS, start)
+    _step(make_optimizer(), table, -1.0)
+    return rows_of(table, KEYS)
+
+
+@pytest.mark.parametrize("collected", [False, True])
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_new_optimizer_starts_fresh_whenever_the_old_one_was_collected(
+    make, rows_of, make_optimizer, collected, caplog
+):
+    table, old = make(initializer=1.0), make_optimizer()
+    _train(old, table)
+    before, slots = rows_of(table, KEYS), table.slot_names()
+    old.cycle = old  # as in models of Keras: it goes when garbage is collected
+    del old
+    if collected:
+        gc.collect()
+    new = make_optimizer()
+    with caplog.at_level(logging.WARNING, "tfplugin"):
+        _step(new, table, -1.0)
+    np.testing.assert_array_equal(rows_of(table, KEYS), _first_step_anew(make, rows_of, make_optimizer, before))
+    assert table.slot_names() == slots  # those of the old one are gone
+    assert [record.getMessage() for record in caplog.records if "takes the place of one that is gone" in record.message]
+
+
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_slots_that_another_optimizer_has_passed_over_are_nobodys(make, rows_of, tmp_path, make_optimizer):
+    table, adam = make(initializer=1.0), make_optimizer()
+    _train(adam, table)
+    path = _checkpoint(table, adam).save(str(tmp_path / "a"))
+    restored, sgd = make(initializer=1.0, name="w"), tfplugin.optimizers.SGD(0.1)
+    _checkpoint(restored, sgd).restore(path)
+    _step(sgd, restored, 1.0)
+    before, new = rows_of(restored, KEYS), make_optimizer()
+    _step(new, restored, -1.0)
+    np.testing.assert_array_equal(rows_of(restored, KEYS), _first_step_anew(make, rows_of, make_optimizer, before))
+
+
+@pytest.mark.parametrize("keras", [tf.keras, tf_keras], ids=["keras3", "tf_keras"])
+@pytest.mark.parametrize("how", ["recompiled", "collected", "loaded"])
+def test_compiling_a_new_optimizer_starts_rows_fresh_as_dense_weights(tmp_path, keras, how):
+    layers = tfplugin.tf_keras if keras is tf_keras else tfplugin.keras
+    ids = keras.Input((), dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1, name="dense")(layers.Embedding(2, name="item")(ids)))
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    batch = np.array(KEYS)
+    for _ in range(30):
+        model.train_on_batch(batch, np.full(len(KEYS), -5.0, np.float32))
+    if how == "loaded":
+        model.save(str(tmp_path / "model.keras"))
+        model = keras.models.load_model(str(tmp_path / "model.keras"))
+    for rate in (0.001, 0.002, 0.003):
+        model.compile(keras.optimizers.Adam(rate), "mse")
+        if how == "collected":
+            gc.collect()
+        table, dense = model.get_layer("item").table, model.get_layer("dense")
+        rows, kernel = table.sparse_read(batch, training=False).numpy(), dense.get_weights()[0]
+        model.train_on_batch(batch, np.full(len(KEYS), 5.0, np.float32))
+        moved = np.abs(table.sparse_read(batch, training=False).numpy() - rows)
+        np.testing.assert_allclose(moved, rate, rtol=1e-3)
+        np.testing.assert_allclose(np.abs(dense.get_weights()[0] - kernel), rate, rtol=1e-3)
+        model.train_on_batch(batch, np.full(len(KEYS), 5.0, np.float32))
+    assert len(table.slot_names()) == 2

@@ -30,6 +30,11 @@ def building(yes: bool = True) -> Iterator[None]:
         _within.building = before
 
 
+def is_building() -> bool:
+    """Whether Keras builds a model of shapes, for which floats stand for whatever the inputs are."""
+    return _within.building
+
+
 def as_ids(inputs: Any, reading: Reading) -> Any:
     """`inputs`; of floats that stand for ids while a model is built, ids of that shape."""
     stands_for_ids = _within.building and isinstance(inputs, tf.Tensor) and inputs.dtype.is_floating

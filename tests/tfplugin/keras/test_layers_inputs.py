@@ -372,3 +372,65 @@ def test_weights_with_the_splits_of_the_ids_are_not_compared(embedding):
 def test_arguments_that_make_no_sense(layers, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         layers.Embedding(**{"dim": DIM, **options})
+
+
+# ---- Floats where a model has integers -------------------------------------------------------------------------------
+
+
+def _functional(keras, layers, shape=(3,)):
+    ids = keras.Input(shape, dtype="int64", name="basket_ids")
+    return keras.Model(ids, keras.layers.Dense(1)(layers.Embedding(DIM, "mean", name="basket")(ids)))
+
+
+def _sequential(keras, layers):
+    rows = layers.Embedding(DIM, "mean", name="basket")
+    return keras.Sequential([keras.Input((3,), dtype="int64", name="basket_ids"), rows, keras.layers.Dense(1)])
+
+
+def _through_other_layers(keras, layers):
+    ids = keras.Input((3,), dtype="int64", name="basket_ids")
+    some = keras.layers.Reshape((3,))(ids)[:, :2]
+    return keras.Model(ids, keras.layers.Dense(1)(layers.Embedding(DIM, "mean", name="basket")(some)))
+
+
+def _nested(keras, layers):
+    ids = keras.Input((3,), dtype="int64", name="basket_ids")
+    return keras.Model(ids, _functional(keras, layers)(ids))
+
+
+@pytest.mark.parametrize("make", [_functional, _sequential, _through_other_layers, _nested])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_floats_for_integer_inputs_that_are_ids_are_an_error(both_kerases, layers, make, dtype):
+    model = make(both_kerases, layers)
+    model.compile("adam", "mse")
+    ids = np.array([[2**53 + 1, 16777217, 5], [16777216, np.nan, 3.7]], dtype)
+    model.fit(np.array([[1, 2, 3]]), np.ones((1, 1)), verbose=0)
+    for call in (
+        lambda: model.fit(ids, np.ones((2, 1)), verbose=0),
+        lambda: model.train_on_batch(ids, np.ones((2, 1))),
+        lambda: model.predict(ids, verbose=0),
+        lambda: model(tf.constant(ids)),
+    ):
+        with pytest.raises(TypeError, match="'basket_ids' of model .* as int64, and got float") as told:
+            call()
+        assert "fillna" in str(told.value)
+
+
+def test_floats_for_other_integer_inputs_are_keras_own_business(both_kerases, layers):
+    keras = both_kerases
+    ids, day = keras.Input((3,), dtype="int64", name="ids"), keras.Input((1,), dtype="int64", name="day")
+    rows = layers.Embedding(DIM, "mean")(ids)
+    days = keras.layers.Flatten()(keras.layers.Embedding(7, DIM)(day))
+    model = keras.Model([ids, day], keras.layers.Dense(1)(keras.layers.Concatenate()([rows, days])))
+    model.compile("adam", "mse")
+    model.fit([np.array([[1, 2, 3]]), np.array([[4.0]])], np.ones((1, 1)), verbose=0)
+    with pytest.raises(TypeError, match="'ids' of model"):
+        model.fit([np.array([[1.0, 2, 3]]), np.array([[4.0]])], np.ones((1, 1)), verbose=0)
+
+
+def test_ids_cast_in_the_model_from_an_input_of_floats_are_its_own(both_kerases, layers):
+    keras = both_kerases
+    features = keras.Input((2,), name="features")
+    ids = keras.layers.Lambda(lambda x: tf.cast(x[:, :1], tf.int64), output_shape=(1,), dtype="int64")(features)
+    model = keras.Model(features, keras.layers.Dense(1)(layers.Embedding(DIM, "mean")(ids)))
+    assert model.predict(np.array([[3.0, 0.5]]), verbose=0).shape == (1, 1)

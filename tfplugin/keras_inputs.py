@@ -1,0 +1,117 @@
+"""Floats for the integer inputs of functional models of Keras 3 and tf_keras, in which layers look up tables.
+
+Keras casts what a model is called on to the dtypes of its inputs, and says nothing: a column of ids in which a value is
+missing, which pandas keeps as float64, comes as float32 and trains rows of other ids. A layer sees integers only. So it
+is told here, where an input of ids leads to a table, and not of other inputs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfplugin.embedding_layers.built_by_shape import is_building
+from tfplugin.keras_hooks import KerasHooks
+from tfplugin.keras_models import held_by, is_shard, is_table
+from tfplugin.wrapped_method import defining_class, wrap_method, wrap_property
+
+
+def _check(model: Any, value: Any, reference: Any) -> None:
+    """Raises TypeError where `value` has floats for `reference`, an integer input that leads to a table."""
+    dtype = tf.as_dtype(getattr(reference, "dtype", None) or tf.float32)
+    if not dtype.is_integer or is_building():
+        return
+    got = getattr(value, "dtype", None)
+    if got is None or not tf.as_dtype(got).is_floating:
+        return
+    layer = _first_holder(reference)
+    if layer is None:
+        return
+    raise TypeError(
+        f"Input '{_maker(reference).name}' of model '{model.name}' has the ids of layer '{layer.name}', as {dtype.name}, and got "
+        f"{tf.as_dtype(got).name}: Keras would cast it, and floats have lost the digits of large ids. Give the model "
+        f"integers. A column of pandas in which values are missing is float64: fill them before ids become floats "
+        f'(read the column as "Int64", then column.fillna(0).to_numpy("int64")). Ids from a matrix of floats are cast in '
+        f"the model, from an input of floats."
+    )
+
+
+def _first_holder(reference: Any) -> Any:
+    """The first layer with a table that an input reaches, as integers all the way; None if there is none."""
+    waiting, seen = [reference], {id(reference)}
+    while waiting:
+        tensor = waiting.pop(0)
+        for layer, inputs, outputs in _uses(tensor):
+            if not any(one is tensor for one in inputs):
+                continue
+            layers = layer._flatten_layers() if hasattr(layer, "_flatten_layers") else [layer]
+            if any(held_by(one, lambda value: is_table(value) or is_shard(value)) for one in layers):
+                return layer
+            for output in outputs:
+                if id(output) not in seen and tf.as_dtype(output.dtype).is_integer:
+                    seen.add(id(output))
+                    waiting.append(output)
+    return None
+
+
+def _uses(tensor: Any) -> Iterator[tuple[Any, Sequence[Any], Sequence[Any]]]:
+    """(layer, inputs, outputs) of each call that has made the symbolic tensors of a model from an output of one layer."""
+    for node in _maker(tensor)._outbound_nodes:
+        if hasattr(node, "operation"):  # Keras 3
+            yield node.operation, node.arguments.keras_tensors, node.outputs
+        else:
+            yield node.layer, node.keras_inputs, tf.nest.flatten(node.outputs)
+
+
+def _maker(tensor: Any) -> Any:
+    """The layer, or operation of Keras 3, that has made a symbolic tensor of a model."""
+    history = tensor._keras_history
+    return history.operation if hasattr(history, "operation") else history.layer
+
+
+def _convert(original: Callable[..., Any], model: Any, flat_inputs: Any) -> Any:
+    """``_convert_inputs_to_tensors`` of Keras 3."""
+    for value, reference in zip(flat_inputs, model._inputs, strict=False):
+        _check(model, value, reference)
+    return original(model, flat_inputs)
+
+
+def _input_dtype(getter: Callable[[Any], Any], model: Any) -> Any:
+    """``input_dtype`` of a `Sequential` of Keras 3, to which its call casts floats before anybody sees them: with ids for
+    a table they stay floats.
+    """
+    dtype = getter(model)
+    functional = getattr(model, "_functional", None)
+    if functional is None or not tf.as_dtype(dtype).is_integer or _first_holder(functional._inputs[0]) is None:
+        return dtype
+    return model.compute_dtype
+
+
+def _conform(original: Callable[..., Any], model: Any, tensor: Any, ref_input: Any) -> Any:
+    """``_conform_to_reference_input`` of tf_keras."""
+    _check(model, tensor, ref_input)
+    return original(model, tensor, ref_input)
+
+
+# ---- Installing ------------------------------------------------------------------------------------------------------
+
+
+def _changes(keras: Any) -> Iterator[Callable[[], None]]:
+    """Wraps what a Keras has."""
+    if keras.__name__ == "tf_keras":
+        owner, method, replacement = keras.Sequential, "_conform_to_reference_input", _conform
+    else:
+        module = importlib.import_module(f"{keras.Model.__module__.rpartition('.')[0]}.functional")
+        owner, method, replacement = module.Functional, "_convert_inputs_to_tensors", _convert
+        if "input_dtype" in vars(keras.Sequential):
+            yield wrap_property(keras.Sequential, "input_dtype", _input_dtype)
+    defined_in = defining_class(owner, method)
+    if defined_in is not None:
+        yield wrap_method(defined_in, method, replacement)
+
+
+_hooks = KerasHooks(_changes)
+install, uninstall = _hooks.install, _hooks.uninstall
