@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import logging
 import os
 import re
 import sys
@@ -16,6 +17,8 @@ import tensorflow as tf
 from tensorflow.python.saved_model import save_context
 
 from tfplugin import ranks, session_model
+from tfplugin.keras_inputs import first_holder
+from tfplugin.keras_models import held_by
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import put_together
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from kvtools.clip import Criteria
     from kvtools.clip_policy import Policy
     from kvtools.export_model import ModelExport
+
+_log = logging.getLogger("tfplugin")
 
 _DEFAULT = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 _INTERNAL = "__saved_model"
@@ -310,11 +315,30 @@ def _keras_of(model: Any) -> Any:
     return None
 
 
+def _warn_of_ragged(model: Any) -> None:
+    """Keras 3 exports ragged inputs as dense ones, and says nothing."""
+    for reference in getattr(model, "inputs", None) or ():
+        layer = first_holder(reference) if getattr(reference, "ragged", False) is True else None
+        parts = [] if layer is None else [part for table in held_by(layer) for part in table._kv_parts[:1]]
+        unpadded = [repr(part.partitioned_name or part.name) for part in parts if part.policies.padding_key is None]
+        if unpadded:
+            _log.warning(
+                "%s is exported with a dense input '%s', which is ragged in the model: lists of different lengths have "
+                "to be padded, and for %s padding is an id like any other, which counts in a mean. Give the table a "
+                "padding_id before it is trained; or export, as signatures=, a function that makes the ragged tensor of "
+                "values and row lengths.",
+                _called(model),
+                reference.name,
+                ", ".join(unpadded),
+            )
+
+
 def _keras_export(model: Any, folder: Path, input_signature: Any) -> None:
     # It prints what it has written, and where.
     options: dict[str, Any] = {"verbose": False} if "verbose" in inspect.signature(model.export).parameters else {}
     if input_signature is not None:
         options["input_signature"] = input_signature
+    _warn_of_ragged(model)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             model.export(str(folder), **options)

@@ -27,7 +27,7 @@ def _check(model: Any, value: Any, reference: Any) -> None:
     got = getattr(value, "dtype", None)
     if got is None or not tf.as_dtype(got).is_floating:
         return
-    layer = _first_holder(reference)
+    layer = first_holder(reference)
     if layer is None:
         return
     raise TypeError(
@@ -39,7 +39,7 @@ def _check(model: Any, value: Any, reference: Any) -> None:
     )
 
 
-def _first_holder(reference: Any) -> Any:
+def first_holder(reference: Any) -> Any:
     """The first layer with a table that an input reaches, as integers all the way; None if there is none."""
     waiting, seen = [reference], {id(reference)}
     while waiting:
@@ -85,7 +85,7 @@ def _input_dtype(getter: Callable[[Any], Any], model: Any) -> Any:
     """
     dtype = getter(model)
     functional = getattr(model, "_functional", None)
-    if functional is None or not tf.as_dtype(dtype).is_integer or _first_holder(functional._inputs[0]) is None:
+    if functional is None or not tf.as_dtype(dtype).is_integer or first_holder(functional._inputs[0]) is None:
         return dtype
     return model.compute_dtype
 

@@ -458,3 +458,21 @@ def test_one_rank_writes_and_only_where_it_has_all_rows(tmp_path: Path, monkeypa
         with pytest.raises(ValueError, match=r"spread over 2 ranks .* Save it with sok.Checkpoint on all ranks; then"):
             tfplugin.export_saved_model(one, tmp_path / "2", **given)
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+def test_a_ragged_input_that_is_exported_as_a_dense_one_is_told(tmp_path, caplog, padding):
+    ids = tf.keras.Input((None,), dtype="int64", name="history", ragged=True)
+    rows = tfplugin.keras.Embedding(4, combiner="mean", name="item", padding_id=padding, initializer="uniform")
+    model = tf.keras.Model(ids, tf.keras.layers.Dense(1)(rows(ids)))
+    ragged = tf.ragged.constant([[7, 8], [9]], dtype=tf.int64)
+    rows(ragged, training=True)
+    with caplog.at_level("WARNING", "tfplugin"):
+        tfplugin.export_saved_model(model, tmp_path / "model")
+    told = [record.getMessage() for record in caplog.records if "'history', which is ragged" in record.getMessage()]
+    served = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    (answer,) = served(history=tf.constant([[7, 8], [9, 0]], tf.int64)).values()
+    same = np.allclose(answer.numpy(), model(ragged).numpy(), atol=1e-6)
+    # What is told is what happens.
+    assert (len(told), same) == ((1, False) if padding is None else (0, True))
+    assert padding is not None or ("padding_id" in told[0] and "'item" in told[0])
