@@ -325,8 +325,8 @@ def _warn_of_ragged(model: Any) -> None:
             _log.warning(
                 "%s is exported with a dense input '%s', which is ragged in the model: lists of different lengths have "
                 "to be padded, and for %s padding is an id like any other, which counts in a mean. Give the table a "
-                "padding_id before it is trained; or export, as signatures=, a function that makes the ragged tensor of "
-                "values and row lengths.",
+                "padding_id before it is trained; or export, as signatures=, a function that makes the ragged tensor "
+                "of values and row lengths.",
                 _called(model),
                 reference.name,
                 ", ".join(unpadded),

@@ -31,11 +31,11 @@ def _check(model: Any, value: Any, reference: Any) -> None:
     if layer is None:
         return
     raise TypeError(
-        f"Input '{_maker(reference).name}' of model '{model.name}' has the ids of layer '{layer.name}', as {dtype.name}, and got "
-        f"{tf.as_dtype(got).name}: Keras would cast it, and floats have lost the digits of large ids. Give the model "
-        f"integers. A column of pandas in which values are missing is float64: fill them before ids become floats "
-        f'(read the column as "Int64", then column.fillna(0).to_numpy("int64")). Ids from a matrix of floats are cast in '
-        f"the model, from an input of floats."
+        f"Input '{_maker(reference).name}' of model '{model.name}' has the ids of layer '{layer.name}', as "
+        f"{dtype.name}, and got {tf.as_dtype(got).name}: Keras would cast it, and floats have lost the digits of large "
+        "ids. Give the model integers. A column of pandas in which values are missing is float64: fill them before ids "
+        'become floats (read the column as "Int64", then column.fillna(0).to_numpy("int64")). Ids from a matrix of '
+        "floats are cast in the model, from an input of floats."
     )
 
 
@@ -58,7 +58,7 @@ def first_holder(reference: Any) -> Any:
 
 
 def _uses(tensor: Any) -> Iterator[tuple[Any, Sequence[Any], Sequence[Any]]]:
-    """(layer, inputs, outputs) of each call that has made the symbolic tensors of a model from an output of one layer."""
+    """(layer, inputs, outputs) of each call of a model on what the layer that has made a tensor gives."""
     for node in _maker(tensor)._outbound_nodes:
         if hasattr(node, "operation"):  # Keras 3
             yield node.operation, node.arguments.keras_tensors, node.outputs
@@ -80,8 +80,9 @@ def _convert(original: Callable[..., Any], model: Any, flat_inputs: Any) -> Any:
 
 
 def _input_dtype(getter: Callable[[Any], Any], model: Any) -> Any:
-    """``input_dtype`` of a `Sequential` of Keras 3, to which its call casts floats before anybody sees them: with ids for
-    a table they stay floats.
+    """``input_dtype`` of a `Sequential` of Keras 3, to which its call casts floats before anybody sees them.
+
+    Where they are ids for a table, they stay floats.
     """
     dtype = getter(model)
     functional = getattr(model, "_functional", None)

@@ -6,8 +6,8 @@ nothing of objects. So the optimizer that is restored along with the variable ge
 alive and has had the name until then (a notebook's cell run twice). An optimizer whose prefix has a number notes that
 in its checkpoints.
 
-Slots of an optimizer that is gone are nobody's: the next one of that name starts with fresh ones (eager mode), as it does
-with those of dense variables. Whether the old object is gone must not depend on when Python collects garbage.
+Slots of an optimizer that is gone are nobody's: the next one of that name starts with fresh ones (eager mode), as it
+does with those of dense variables. Whether the old object is gone must not depend on when Python collects garbage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
 from tfplugin.ops import raw
-from tfplugin.slots import SlotSpec, slots_json
+from tfplugin.slots import SlotSpec
 
 _log = logging.getLogger("tfplugin")
 

@@ -13,8 +13,8 @@
   `tf.function` ``make_function_context``, which tells its traces apart, and ``ConcreteFunction.__call__``. Each passes
   everything that is not a key-value variable, or stands for one, through untouched.
 - In Keras what `keras_models`, `keras_inputs`, `keras_training`, `keras_averages`, `keras_builds`, `keras_files`,
-  `keras_weights` and `keras_servers` say: the optimizer of a model trains the tables of its layers, models are looked at where they train
-  and predict, and tables are part of what is written, read, counted and shown of them.
+  `keras_weights` and `keras_servers` say: the optimizer of a model trains the tables of its layers, models are looked
+  at where they train and predict, and tables are part of what is written, read, counted and shown of them.
 """
 
 from __future__ import annotations

@@ -411,7 +411,7 @@ def test_floats_for_integer_inputs_that_are_ids_are_an_error(both_kerases, layer
         lambda: model.predict(ids, verbose=0),
         lambda: model(tf.constant(ids)),
     ):
-        with pytest.raises(TypeError, match="'basket_ids' of model .* as int64, and got float") as told:
+        with pytest.raises(TypeError, match=r"'basket_ids' of model .* as int64, and got float") as told:
             call()
         assert "fillna" in str(told.value)
 
