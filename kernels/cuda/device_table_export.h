@@ -60,12 +60,16 @@ int64_t DeviceTableImpl<Device>::ListRows(const ExportedRows& wanted, uint64_t f
   device_.Fill(count, 0, sizeof(uint32_t));
   const uint64_t first_home = index_.HomeOfHash(first_hash);
   const uint64_t last_home = index_.HomeOfHash(last_hash);
+  const ChangedSince changed = wanted.changed.value_or(ChangedSince());
   device_.Launch(last_home - first_home + 1,
-                 ListBody{index_, rows_, wanted.predicate, wanted.changed.has_value(),
-                          wanted.changed.value_or(ChangedSince()), first_hash, last_hash, first_home,
-                          last_home, static_cast<uint32_t>(room), count, numbers(), out.keys, narrow_,
-                          out.freqs, out.versions, out.scores, out.orders});
-  return ReadCount();
+                 ListBody{index_, rows_, wanted.predicate, wanted.changed.has_value(), changed.era,
+                          first_hash, last_hash, first_home, last_home, static_cast<uint32_t>(room), count,
+                          numbers(), out.keys, narrow_});
+  const int64_t n = ReadCount();
+  const ListedBody beside{rows_,        Count(n),   numbers(),  out.freqs,
+                          out.versions, out.scores, out.orders, changed.born};
+  if (n > 0 && n <= room && !beside.HasNothing()) device_.Launch(Count(n), beside);
+  return n;
 }
 
 }  // namespace kvtable

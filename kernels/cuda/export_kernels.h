@@ -30,21 +30,17 @@ struct ListBody {
   DeviceIndex index;
   DeviceRows rows;
   RowPredicate predicate;
-  bool only_changed;  // of these the rows that `changed` says
-  ChangedSince changed;
-  uint64_t first_hash;  // the range; both are in it
+  bool only_changed;       // of these the rows that were written since
+  uint32_t changed_since;  // by the era of its last write
+  uint64_t first_hash;     // the range; both are in it
   uint64_t last_hash;
   uint64_t first_home;  // of the range
   uint64_t last_home;
   uint32_t capacity;  // of the outputs; more rows are counted only
   uint32_t* count;    // 0 at first
   uint32_t* numbers;  // rows
-  void* keys;         // each may be null
+  void* keys;         // may be null
   bool narrow;        // keys are int32_t
-  uint32_t* freqs;
-  uint32_t* versions;
-  uint64_t* scores;
-  uint64_t* orders;
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
@@ -79,18 +75,42 @@ struct ListBody {
     const uint64_t hash = Mix64(key);
     return hash >= first_hash && hash <= last_hash && index.HomeOfHash(hash) == home &&
            Holds(predicate, rows, key, row) &&
-           !(only_changed && rows.changes.eras[row].written <= changed.era);
+           !(only_changed && rows.changes.eras[row].written <= changed_since);
   }
 
   KVTABLE_HOST_DEVICE void List(uint64_t key, uint32_t row, uint32_t n) const {
     if (n >= capacity) return;
     numbers[n] = row;
     if (keys != nullptr) StoreKey(key, keys, narrow, n);
-    if (freqs != nullptr) freqs[n] = rows.StampOf(row)->frequency;
-    if (versions != nullptr) versions[n] = rows.StampOf(row)->version;
-    if (scores != nullptr) scores[n] = ScoreOf(rows, row);
-    if (orders != nullptr) orders[n] = OrderOf(rows, row);
-    if (changed.born != nullptr) changed.born[n] = rows.changes.eras[row].born;
+  }
+};
+
+// What is kept beside listed rows. They lie anywhere: lane l has one, first + l, so that all lanes wait at once.
+struct ListedBody {
+  DeviceRows rows;
+  uint64_t n;
+  const uint32_t* numbers;
+  uint32_t* freqs;  // each may be null
+  uint32_t* versions;
+  uint64_t* scores;
+  uint64_t* orders;
+  uint32_t* born;  // the era of each row's birth
+
+  KVTABLE_HOST_DEVICE bool HasNothing() const {
+    return freqs == nullptr && versions == nullptr && scores == nullptr && orders == nullptr &&
+           born == nullptr;
+  }
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    if (i >= n) return;
+    const uint32_t row = numbers[i];
+    if (freqs != nullptr) freqs[i] = rows.StampOf(row)->frequency;
+    if (versions != nullptr) versions[i] = rows.StampOf(row)->version;
+    if (scores != nullptr) scores[i] = ScoreOf(rows, row);
+    if (orders != nullptr) orders[i] = OrderOf(rows, row);
+    if (born != nullptr) born[i] = rows.changes.eras[row].born;
   }
 };
 
