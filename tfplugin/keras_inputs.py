@@ -44,9 +44,7 @@ def first_holder(reference: Any) -> Any:
     waiting, seen = [reference], {id(reference)}
     while waiting:
         tensor = waiting.pop(0)
-        for layer, inputs, outputs in _uses(tensor):
-            if not any(one is tensor for one in inputs):
-                continue
+        for layer, outputs in _uses(tensor):
             layers = layer._flatten_layers() if hasattr(layer, "_flatten_layers") else [layer]
             if any(held_by(one, lambda value: is_table(value) or is_shard(value)) for one in layers):
                 return layer
@@ -57,13 +55,13 @@ def first_holder(reference: Any) -> Any:
     return None
 
 
-def _uses(tensor: Any) -> Iterator[tuple[Any, Sequence[Any], Sequence[Any]]]:
-    """(layer, inputs, outputs) of each call of a model on what the layer that has made a tensor gives."""
+def _uses(tensor: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """(layer, outputs) of each call of a model on a symbolic tensor."""
     for node in _maker(tensor)._outbound_nodes:
-        if hasattr(node, "operation"):  # Keras 3
-            yield node.operation, node.arguments.keras_tensors, node.outputs
-        else:
-            yield node.layer, node.keras_inputs, tf.nest.flatten(node.outputs)
+        is_keras_3 = hasattr(node, "operation")
+        inputs = node.arguments.keras_tensors if is_keras_3 else node.keras_inputs
+        if any(one is tensor for one in inputs):
+            yield node.operation if is_keras_3 else node.layer, tf.nest.flatten(node.outputs)
 
 
 def _maker(tensor: Any) -> Any:

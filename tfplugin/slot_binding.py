@@ -49,7 +49,7 @@ class _Prefixes(tf.train.experimental.PythonState):
 
 
 class _Restored:
-    """What is known of a variable that has been restored."""
+    """What is known of the slots of a variable, and of its last restore if there was one."""
 
     def __init__(self) -> None:
         self.uid = -1  # of the last restore
@@ -59,7 +59,7 @@ class _Restored:
         self.unclaimed: tuple[SlotSpec, ...] = ()  # slots that came and have not been asked for yet
         # Since then:
         self.had: set[str] = set()  # prefixes that an optimizer has or had
-        self.stepped = False  # whether one has taken a step
+        self.attached = False  # whether one has said what it keeps, as its first step does
 
 
 _restored: weakref.WeakKeyDictionary[Any, _Restored] = weakref.WeakKeyDictionary()
@@ -86,7 +86,7 @@ def prefix_of(variable: Any, optimizer: Any, name: str) -> str:
             _collected_for.add(optimizer)
             gc.collect()
         prefix = _free(prefixes, base)
-        if prefix in state.had or state.stepped:
+        if prefix in state.had or state.attached:
             _start_fresh(variable, prefix, state)
         prefixes[optimizer] = prefix
         state.had.add(prefix)
@@ -135,7 +135,7 @@ def restored(variable: Any, uid: int) -> None:
     state.uid = uid
     state.unclaimed = slots_there(variable)
     state.had.clear()
-    state.stepped = False
+    state.attached = False
     held = {name.partition(".")[0] for name in variable.slot_names()}
     lost = sorted(prefix for prefix in state.in_functions - held if _has_slots(variable, prefix))
     if held and lost:
@@ -157,7 +157,7 @@ def unclaimed(variable: Any, optimizer: Any, specs: Sequence[SlotSpec]) -> tuple
     state = _restored.get(variable)
     if state is None:
         return ()
-    state.stepped = True
+    state.attached = True
     if not state.unclaimed:
         return ()
     found = not specs or not {spec.name for spec in specs}.isdisjoint({slot.name for slot in state.unclaimed})
@@ -167,13 +167,13 @@ def unclaimed(variable: Any, optimizer: Any, specs: Sequence[SlotSpec]) -> tuple
     return tuple(slot for slot in state.unclaimed if slot.name not in claimed)
 
 
-def _start_fresh(variable: Any, prefix: str, state: _Restored) -> None:
-    """Takes the slots of an optimizer that is gone out of the rows, which the next one of its name is not to find."""
+def drop_slots(variable: Any, prefix: str | None = None) -> tuple[SlotSpec, ...]:
+    """Takes slots out of the rows of `variable`, those of one prefix, or all: which they were."""
     with tf.init_scope():
         there = slots_there(variable)
-        others = tuple(slot for slot in there if slot.name.partition(".")[0] != prefix)
+        others = tuple(slot for slot in there if prefix is not None and slot.name.partition(".")[0] != prefix)
         if len(others) == len(there):
-            return
+            return ()
         variable._row_slots.replace(others)
         raw.kv_table_read_rows(
             variable.handle,
@@ -184,11 +184,19 @@ def _start_fresh(variable: Any, prefix: str, state: _Restored) -> None:
             widths=[variable.dim],
             N=1,
         )
-    state.unclaimed = tuple(slot for slot in state.unclaimed if slot in others)
+    return tuple(slot for slot in there if slot not in others)
+
+
+def _start_fresh(variable: Any, prefix: str, state: _Restored) -> None:
+    """Drops the slots of an optimizer that is gone, which the next one of its name is not to find."""
+    dropped = drop_slots(variable, prefix)
+    if not dropped:
+        return
+    state.unclaimed = tuple(slot for slot in state.unclaimed if slot not in dropped)
     _log.warning(
         "Key-value variable '%s': a new optimizer takes the place of one that is gone, and its slots (%s) start fresh.",
         variable.name,
-        ", ".join(slot.name for slot in there if slot not in others),
+        ", ".join(slot.name for slot in dropped),
     )
 
 

@@ -21,11 +21,9 @@ import tensorflow as tf
 from tfplugin import slot_binding
 from tfplugin.held_tables import HeldTable, names_of
 from tfplugin.kv_variable import KvVariable
-from tfplugin.ops import raw
 from tfplugin.optimizers import accumulated_rows
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.saveable import check_whole, restore_op, save_ops
-from tfplugin.slots import slots_json
 
 #: The folder, or the group of an HDF5 file.
 FOLDER = "kv_tables"
@@ -347,21 +345,8 @@ def _set_steps(part: Any, steps: int) -> None:
 
 def drop_slots(part: Any, prefix: str | None = None) -> None:
     """Takes slots out of the rows of a table that was just restored: those of one prefix, or all."""
-    there = slot_binding.slots_there(part)
-    others = [spec for spec in there if prefix is not None and spec.name.partition(".")[0] != prefix]
-    if len(others) == len(there):
-        return
-    raw.kv_table_read_rows(
-        part.handle,
-        tf.zeros([0], part.key_dtype),
-        dtype=part.dtype,
-        slots="[]",
-        all_slots=slots_json(others),
-        generation=1,  # of a table that was just restored
-        widths=[part.dim],
-        N=1,
-    )
-    slot_binding.restored(part, -1)
+    if slot_binding.drop_slots(part, prefix):
+        slot_binding.restored(part, -1)
 
 
 # ---- Archives --------------------------------------------------------------------------------------------------------
