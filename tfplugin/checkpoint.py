@@ -20,7 +20,7 @@ from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object
 
 from kvtools.chain_place import is_chain
-from tfplugin import graph_restore, slot_binding
+from tfplugin import graph_import, graph_restore, slot_binding
 from tfplugin.async_save import TableAtMoment
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
@@ -55,6 +55,9 @@ def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, save
             "Nothing in the Saver's list has anything to save. Tables in Redis have not: their rows stay in the "
             "server, and need no Saver."
         )
+    if (refused := graph_import.refuse_saver(saveables)) is not None:
+        with tf.control_dependencies([refused]):
+            return tf.identity(filename)
     written = [saveable.save_beside(filename) for saveable in saveables if isinstance(saveable, BesideSaveable)]
     with tf.control_dependencies([op for op in written if op is not None]):
         return _add_bundle_ops(original, builder, filename, saveables)
@@ -94,6 +97,8 @@ def add_restore_ops(
     name: str = "restore_all",
 ) -> Any:
     """`BaseSaverBuilder._AddRestoreOps`: key-value variables read their own keys from however many parts there are."""
+    if (refused := graph_import.refuse_saver(saveables)) is not None:
+        return refused
     tables = [saveable for saveable in saveables if isinstance(saveable, (KvSaveable, BesideSaveable))]
     dense = [saveable for saveable in saveables if not isinstance(saveable, (KvSaveable, BesideSaveable))]
     if not tables:

@@ -1,19 +1,23 @@
-"""Models of TensorFlow 1 that `tf.saved_model.load` gives to eager code.
+"""Graphs of TensorFlow 1 that are imported, where TensorFlow makes a dense variable of what was a table.
 
-TensorFlow imports their graph into a function and lifts its variables out: it makes a dense variable in the place of
-each. For a table that is a table.
+For models that `tf.saved_model.load` gives to eager code it imports the graph into a function and lifts its variables
+out: a table is lifted as a table. After `import_meta_graph` such a variable stays among those of the graph. The ops and
+the Saver of the graph work on the table; what is made anew for the variable cannot, and says so.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.training.saving.saveable_object_util import ResourceVariableSaveable
 
 from tfplugin.kv_variable import KvVariable
+from tfplugin.ops import raw
 from tfplugin.policies import Policies
 
 _COLLECTIONS = (
@@ -21,6 +25,43 @@ _COLLECTIONS = (
     tf.compat.v1.GraphKeys.LOCAL_VARIABLES,
     tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES,
 )
+
+
+class VariableOfTable(ResourceVariable):
+    """What the collections of an imported graph have for a table."""
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        """Scalar bool: whether the table has been initialized or restored."""
+        return raw.kv_table_is_initialized(self.handle, name=name)
+
+    def _ref(self) -> Any:  # what an optimizer asks for
+        raise TypeError(_refusal([self.op.name]))
+
+
+def variable_from_proto(original: Callable[..., Any], variable_def: Any, import_scope: str | None = None) -> Any:
+    """``ResourceVariable.from_proto``: of a table a `VariableOfTable`."""
+    variable = original(variable_def, import_scope)
+    if variable.handle.op.type == "KvTableHandle":
+        variable.__class__ = VariableOfTable
+    return variable
+
+
+def refuse_saver(saveables: Sequence[Any]) -> tf.Operation | None:
+    """An op that fails in the place of what saves or restores; None if no table of an imported graph is among it."""
+    variables = {variable for collection in _COLLECTIONS for variable in tf.compat.v1.get_collection(collection)}
+    tables = [variable for variable in variables if isinstance(variable, VariableOfTable)]
+    read = {saveable.op.name for saveable in saveables if isinstance(saveable, ResourceVariableSaveable)}
+    names = sorted(table.op.name for table in tables if table._graph_element.name in read)
+    return tf.raw_ops.Assert(condition=False, data=[_refusal(names)], summarize=-1) if names else None
+
+
+def _refusal(names: Sequence[str]) -> str:
+    named = ", ".join(f"'{name}'" for name in names)
+    return (
+        f"Key-value variables of an imported graph ({named}) are saved and restored by the Saver that "
+        "tf.compat.v1.train.import_meta_graph gives of a .meta file that Saver.save wrote, and trained by the ops that "
+        "the graph has. For another Saver or optimizer build the graph by its code, with tf.get_kv_variable."
+    )
 
 
 def lift_variables(original: Callable[..., Any], graph: Any, variable_holder: Any) -> Any:

@@ -2,7 +2,8 @@
 
 The gradient of a loop is a loop: from turn to turn it carries the gradient of each tensor that the forward loop has, of
 a dense variable a sum of its size. For a table each turn has slices of its own, whose rows and keys are added to two
-lists; behind the loop these are put together.
+lists; behind the loop these are put together. The control flow of TensorFlow 1 adds slices up itself, and begins with
+zeros for row 0, which would be a key of a table.
 """
 
 from __future__ import annotations
@@ -61,6 +62,22 @@ def zeros_like_output(original: Callable[..., Any], op: Any, index: int) -> Any:
     if not table_handle.is_of_table(handle):
         return original(op, index)
     return None if op.type in ("Switch", "RefSwitch") else table_handle.no_gradient(handle)
+
+
+def slices_of_v1_loop(original: Callable[..., Any], loop: Any, op: Any, grad: tf.IndexedSlices) -> tf.IndexedSlices:
+    """``AddBackpropIndexedSlicesAccumulator``, the slices of all turns, without the row of zeros that is before them."""
+    slices = original(loop, op, grad)
+    if not table_handle.is_of_table(op.inputs[0]):
+        return slices
+    outer = loop.outer_context
+    loop.Exit()  # what comes out of the loop is sliced behind it
+    if outer is not None:
+        outer.Enter()
+    slices = tf.IndexedSlices(slices.values[1:], slices.indices[1:], dense_shape=None)
+    if outer is not None:
+        outer.Exit()
+    loop.Enter()
+    return slices
 
 
 def create_grad_func(

@@ -2,14 +2,15 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around 29 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around 31 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
   ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), what it restores by name
   (``_NameBasedRestoreCoordinator.eager_restore``), ``init_from_checkpoint``, ``save`` and what saves
   asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
-  ``_lift_unlifted_variables`` and ``restore_captures``, by which `tf.saved_model.load` takes models, in the gradients
-  of TensorFlow 1's control flow ``ZerosLikeV1WhileLoop`` and that of Switch, and in TensorFlow 2's what
-  `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; and of
+  ``BaseResourceVariable.from_proto``, by which graphs are imported, ``_lift_unlifted_variables`` and
+  ``restore_captures``, by which `tf.saved_model.load` takes models, in the gradients
+  of TensorFlow 1's control flow ``ZerosLikeV1WhileLoop``, ``WhileContext.AddBackpropIndexedSlicesAccumulator`` and
+  that of Switch, and in TensorFlow 2's what `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; and of
   `tf.function` ``make_function_context``, which tells its traces apart, and ``ConcreteFunction.__call__``. Each passes
   everything that is not a key-value variable, or stands for one, through untouched.
 - In Keras what `keras_models`, `keras_inputs`, `keras_training`, `keras_averages`, `keras_builds`, `keras_files`,
@@ -33,7 +34,14 @@ from tensorflow.python.eager import backprop_util, wrap_function
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
 from tensorflow.python.framework import func_graph
 from tensorflow.python.framework import ops as tf_ops
-from tensorflow.python.ops import cond_v2, control_flow_state, custom_gradient, while_v2
+from tensorflow.python.ops import (
+    cond_v2,
+    control_flow_ops,
+    control_flow_state,
+    custom_gradient,
+    resource_variable_ops,
+    while_v2,
+)
 from tensorflow.python.training import checkpoint_utils
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
@@ -101,10 +109,12 @@ def install() -> None:
         (async_checkpoint_helper.AsyncCheckpointHelper, "_copy_to_cpu", async_save.copy_to_cpu),
         (async_checkpoint_helper.AsyncCheckpointHelper, "sync", async_save.sync),
         (wrap_function, "_lift_unlifted_variables", graph_import.lift_variables),
+        (resource_variable_ops.BaseResourceVariable, "from_proto", graph_import.variable_from_proto),
         (restore_captures, "restore_captures", loaded_functions.restore_captures),
         (control_flow_state._ControlFlowState, "ZerosLikeV1WhileLoop", cond_gradients.zeros_in_loop),
         (backprop_util, "AggregateIndexedSlicesGradients", table_handle.aggregate),
         (control_flow_state, "ZerosLike", loop_gradients.zeros_like_output),
+        (control_flow_ops.WhileContext, "AddBackpropIndexedSlicesAccumulator", loop_gradients.slices_of_v1_loop),
         (while_v2, "_zeros_like", loop_gradients.zeros_like),
         (while_v2, "_create_grad_func", loop_gradients.create_grad_func),
         (while_v2, "_get_structured_grad_output", loop_gradients.structured_output),

@@ -77,15 +77,17 @@ class CudaDevice {
     CheckCuda(cudaGetDevice(&callers_device_), "find the current device");
     if (callers_device_ != device_) CheckCuda(cudaSetDevice(device_), "change the device");
     stream_ = static_cast<cudaStream_t>(stream);
-    CheckCuda(cudaStreamWaitEvent(stream_, queued_, 0), "wait for its work on another stream");
+    const cudaError_t waits = cudaStreamWaitEvent(stream_, queued_, 0);
+    if (waits != cudaSuccess) SetCallersDevice();
+    CheckCuda(waits, "wait for its work on another stream");
   }
   void End() {
     cudaEventRecord(queued_, stream_);  // an error comes back from the next call
-    if (callers_device_ != device_) cudaSetDevice(callers_device_);
+    SetCallersDevice();
   }
   void Wait() {
-    cudaEventSynchronize(queued_);
     stream_ = nullptr;  // the caller's stream may be gone by now
+    CheckCuda(cudaEventSynchronize(queued_), "finish its work");
   }
   void WaitInside() { CheckCuda(cudaStreamSynchronize(stream_), "finish its work"); }
 
@@ -149,6 +151,10 @@ class CudaDevice {
   }
 
  private:
+  void SetCallersDevice() {
+    if (callers_device_ != device_) cudaSetDevice(callers_device_);
+  }
+
   DeviceAllocator* allocator_;
   int device_ = 0;
   int callers_device_ = 0;

@@ -73,7 +73,12 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   // Frees nothing that the device still uses.
-  ~DeviceTableImpl() override { device_.Wait(); }
+  ~DeviceTableImpl() override {
+    try {
+      device_.Wait();
+    } catch (const Error&) {  // a device that has failed uses nothing any more
+    }
+  }
 
   const DeviceTableOptions& options() const override { return options_; }
 

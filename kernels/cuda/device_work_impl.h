@@ -22,17 +22,23 @@ class DeviceWorkImpl : public DeviceWork {
   explicit DeviceWorkImpl(Device device) : state_(std::make_shared<State>(std::move(device))) {}
 
   std::shared_ptr<void> NewArray(size_t bytes, DeviceStream stream) override {
-    const Queue queue(state_.get(), stream);
     if (bytes == 0) return nullptr;
-    void* const memory = state_->device.Allocate(bytes, MemoryPlace::kDevice);
+    void* memory = nullptr;
+    {
+      const Queue queue(state_.get(), stream);
+      memory = state_->device.Allocate(bytes, MemoryPlace::kDevice);
+    }
     if (memory == nullptr) {
       throw Error(ErrorCode::kResourceExhausted,
                   "Could not get " + std::to_string(bytes) +
                       " bytes of device memory for an array: " + state_->device.MemoryLeft() + ".");
     }
     return std::shared_ptr<void>(memory, [state = state_, bytes, stream](void* gone) {
-      const Queue behind(state.get(), stream);
-      state->device.Free(gone, bytes, MemoryPlace::kDevice);
+      try {
+        const Queue behind(state.get(), stream);
+        state->device.Free(gone, bytes, MemoryPlace::kDevice);
+      } catch (const Error&) {  // of a device that has failed, whose memory goes with the process
+      }
     });
   }
 

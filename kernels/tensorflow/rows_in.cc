@@ -227,9 +227,10 @@ absl::Status RowsIn::ReadChunk(const Chunk& chunk, char* buffer, int64_t number,
   for (size_t s = 0; s < slots_.size(); ++s) {
     in.push_back({static_cast<int>(s) + 1, columns[at++], slots_[s].width});
   }
-  // Steps are no seconds: the ages of such rows begin now.
+  // Steps are no seconds, and without the step that they are counted from no age: the ages of such rows begin now.
   std::vector<uint32_t> now;
-  if (CountsSteps(*table_) != part.saved->step.has_value() && versions != nullptr) {
+  const bool has_ages = CountsSteps(*table_) ? part.saved->step.has_value() : !part.saved->counts_steps;
+  if (!has_ages && versions != nullptr) {
     now.assign(static_cast<size_t>(rows), table_->Now());
     versions = now.data();
   }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "catch_errors.h"
@@ -100,8 +101,13 @@ class SaveOp : public Kernel {
       saved.table = std::move(table);
       tables.push_back(std::move(saved));
     }
-    return WriteTables(ctx->env(), prefix, std::move(tables), threads.threads(), SavePriority::kUsual,
-                       &threads);
+    const absl::Status written =
+        WriteTables(ctx->env(), prefix, std::move(tables), threads.threads(), SavePriority::kUsual, &threads);
+    if (!written.ok() && absl::EndsWith(folder, kScratch)) {  // a full disk gets its room back
+      int64_t files = 0, folders = 0;
+      ctx->env()->DeleteRecursively(folder, &files, &folders).IgnoreError();
+    }
+    return written;
   }
 
  private:

@@ -106,6 +106,7 @@ class PartReader {
       }
     }
     part_->is_increment = meta.Bool("delta", false);
+    part_->counts_steps = meta.Has("versions") && meta.String("versions") == "steps";
     if (meta.Has("draws")) part_->draws = meta.Uint("draws");
     if (meta.Has("initializer")) part_->initializer = InitializerFromJson(meta.At("initializer"));
     if (meta.Has("policies")) {
@@ -113,6 +114,7 @@ class PartReader {
       if (policies.Has("eviction")) part_->eviction = policies.String("eviction");
       if (policies.Has("admission")) part_->admission = AdmissionFromJson(policies.At("admission"));
       TF_RETURN_IF_ERROR(ReadNumber(policies, "step", &part_->step));
+      part_->counts_steps |= part_->step.has_value();
       TF_RETURN_IF_ERROR(ReadNumber(policies, "epoch", &part_->epoch));
     }
     return absl::OkStatus();

@@ -28,7 +28,9 @@ struct SavedPart {
   bool has_orders = false;
   std::string eviction;
   std::optional<uint32_t> epoch;  // of the table, where it evicted by epochs
-  // The step of the table, where versions are steps; otherwise they are seconds.
+  // Whether versions are steps; otherwise they are seconds. What steps are counted from is not known of every table:
+  // one that comes from another engine says no step.
+  bool counts_steps = false;
   std::optional<uint32_t> step;
   // How many batches had drawn random numbers, where it says so.
   std::optional<uint64_t> draws;

@@ -24,8 +24,14 @@ fi
 "$cmake" --build "$directory" --parallel "$(nproc)" --target "${@:-kvtable_tests}" >"$directory.log" 2>&1 ||
   { cat "$directory.log"; exit 1; }
 if [ $# = 0 ]; then set -- "$directory"/kernels/tests/*_test; fi
-for test in "$@"; do
-  test=$directory/kernels/tests/$(basename "$test")
-  echo "$(basename "$test") ($way)"
-  "$test" || { echo "FAILED. Run it alone: $test"; exit 1; }
-done
+# As many at once as there are processors; each says what it printed when it has ended.
+printf '%s\n' "$@" | xargs -n 1 -P "$(nproc)" sh -c '
+  directory=$1 way=$2 name=$(basename "$3")
+  test=$directory/kernels/tests/$name
+  if printed=$("$test" 2>&1); then
+    printf "%s\n" "$name ($way)" ${printed:+"$printed"}
+  else
+    printf "%s\n" "$name ($way)" "$printed" "FAILED. Run it alone: $test"
+    exit 255  # and xargs starts no other
+  fi
+' run "$directory" "$way"

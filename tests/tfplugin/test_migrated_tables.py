@@ -1,6 +1,7 @@
 """Tables that kvtools wrote, from whatever they were before, restore into variables that train on."""
 
 import json
+import time
 from pathlib import Path
 
 import ml_dtypes
@@ -12,6 +13,7 @@ import kvtools
 import tfplugin  # noqa: F401  makes tf.get_kv_variable
 from kvtools.merge import merge
 from kvtools.split import By, split
+from tfplugin.policies import ExpireAfterSeconds, ExpireAfterSteps
 
 v1 = tf.compat.v1
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -67,6 +69,30 @@ def test_a_variable_with_rows_to_draw_has_to_have_drawn_them(tmp_path):
         v1.train.Saver().restore(session, str(tmp_path / "m"))
         assert session.run(tf.nn.embedding_lookup(emb, tf.constant(KEYS))).tobytes() == values.tobytes()
         assert session.run(tf.nn.embedding_lookup(emb, tf.constant(ABSENT))).tobytes() == drawn.tobytes()
+
+
+@pytest.mark.parametrize(
+    "expiry", [None, ExpireAfterSeconds(90 * 86400), ExpireAfterSteps(1000)], ids=["none", "seconds", "steps"]
+)
+def test_versions_that_are_steps_are_no_seconds(tmp_path, expiry):
+    """Rows of an engine that stamps them with steps stay, and age from the restore on."""
+    source, _ = table(versions=np.arange(8, dtype=np.uint32) + 984, version_unit="steps")
+    kvtools.write_tables([source], tmp_path / "m", "tfplugin", parts=2)
+    assert kvtools.open(tmp_path / "m").table("emb").schema.version_unit == "steps"
+    before = int(time.time())
+    with tf.Graph().as_default(), v1.Session() as session:
+        emb = tf.get_kv_variable("emb", 4, expiry=expiry, partitioner=v1.fixed_size_partitioner(3))
+        v1.train.Saver().restore(session, str(tmp_path / "m"))
+        assert session.run(emb.contains(KEYS)).all()
+        saved = v1.train.Saver().save(session, str(tmp_path / "again"))
+    again = kvtools.open(saved).table("emb")
+    versions = np.concatenate([chunk.versions for chunk in again.chunks()])
+    if isinstance(expiry, ExpireAfterSteps):
+        assert again.schema.version_unit == "steps"
+        assert versions.tolist() == [0] * 8
+    else:
+        assert again.schema.version_unit == "seconds"
+        assert before - 2 <= versions.min() <= versions.max() <= time.time() + 2
 
 
 def test_counters_come_along(tmp_path):

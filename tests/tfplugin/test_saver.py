@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -356,6 +357,26 @@ with tf.Graph().as_default(), v1.Session() as s:
         table = tf.get_kv_variable("t", 64)
         v1.train.Saver().restore(session, str(tmp_path / "m-1"))
         assert session.run(table.size()) == 400_000
+
+
+def test_a_save_that_fails_leaves_nothing_and_the_checkpoint_before(tmp_path):
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = tf.get_kv_variable("t", 64)
+        put = table.upsert(tf.range(10_000, dtype=tf.int64), tf.ones([10_000, 64]))
+        saver = v1.train.Saver()
+        session.run(v1.global_variables_initializer())
+        first = saver.save(session, str(tmp_path / "m"), global_step=1)
+        kept = sorted(path.name for path in tmp_path.iterdir())
+        session.run(put)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))  # as a full disk
+        try:
+            with pytest.raises(tf.errors.OpError, match="File too large"):
+                saver.save(session, str(tmp_path / "m"), global_step=2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert sorted(path.name for path in tmp_path.iterdir()) == kept
+        assert tf.train.latest_checkpoint(str(tmp_path)) == first
 
 
 def test_what_a_killed_save_has_left_goes_at_the_next_save(tmp_path):

@@ -84,3 +84,38 @@ def test_rows_move_as_those_of_a_dense_variable(loss_of: Callable[[Lookup, Any],
             trained.append(session.run(read))
     assert np.any(trained[0])
     np.testing.assert_array_equal(trained[1], trained[0])
+
+
+def in_a_loop(look: Lookup, ids: Any) -> Any:
+    body = lambda i, total: (i + 1, total + look(ids[i : i + 1]))  # noqa: E731
+    return tf.while_loop(lambda i, _: i < tf.size(ids), body, [tf.constant(0), tf.constant(0.0)])[1]
+
+
+def in_a_map(look: Lookup, ids: Any) -> Any:
+    return tf.reduce_sum(tf.map_fn(lambda key: look(key[None]), ids, fn_output_signature=tf.float32))
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "looked_up"),
+    [(in_a_loop, {0}), (in_a_map, {0}), (in_nested_loops, {1, 2, 3})],
+    ids=["while_loop", "map_fn", "nested loops"],
+)
+def test_only_keys_that_were_looked_up_have_gradients(
+    loss_of: Callable[[Lookup, Any], Any], looked_up: set[int], partitioner: Any
+) -> None:
+    """`looked_up`: by how much keys are beyond the ids. A loop may take no turn."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        ids = v1.placeholder(tf.int64, [None])
+        table = tfplugin.get_kv_variable("t", embedding_dim=2, initializer=1.0, partitioner=partitioner)
+        loss = loss_of(lambda keys: tf.reduce_sum(tf.nn.embedding_lookup(table, keys)), ids)
+        optimizer = v1.train.GradientDescentOptimizer(0.1)
+        gradients = optimizer.compute_gradients(loss)
+        step = optimizer.apply_gradients(gradients)
+        session.run(v1.global_variables_initializer())
+        seen: set[int] = set()
+        for fed in ([], [5, 7, 5], [0]):
+            slices, _ = session.run([[slices for slices, _ in gradients], step], {ids: fed})
+            expected = {key + beyond for key in fed for beyond in looked_up}
+            assert set(np.concatenate([part.indices for part in slices]).tolist()) == expected
+            seen |= expected
+            assert sorted(session.run(table.export())[0].tolist()) == sorted(seen)  # each once, in its part

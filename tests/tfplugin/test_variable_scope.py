@@ -204,3 +204,26 @@ def test_meta_graphs_keep_the_variables(session, partitioner, tmp_path, caplog):
         other.run(v1.global_variables_initializer())
         np.testing.assert_array_equal(other.run(graph.get_tensor_by_name("rows:0")), np.full([2, 4], 0.5))
     assert dense.name in names
+
+
+@pytest.mark.parametrize("scope", [None, "imported"])
+def test_tables_of_an_imported_graph_say_what_cannot_be_made_for_them(session, partitioner, tmp_path, scope):
+    """By its own Saver and ops such a graph goes on; another Saver or optimizer would take a table for a variable."""
+    table = get("v", 4, partitioner=partitioner, initializer=0.5)
+    tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant([5, -5], tf.int64)), name="loss")
+    v1.train.export_meta_graph(str(tmp_path / "graph.meta"))
+    told = r"imported graph \(.*v.*\).*build the graph by its code"
+    with tf.Graph().as_default() as graph, v1.Session() as other:
+        saver = v1.train.import_meta_graph(str(tmp_path / "graph.meta"), import_scope=scope)
+        missing = v1.report_uninitialized_variables()
+        assert len(other.run(missing)) == len(v1.global_variables())
+        other.run(v1.global_variables_initializer())
+        assert len(other.run(missing)) == 0
+        for one in (saver, v1.train.Saver()):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+                one.save(other, str(tmp_path / "c"))
+            with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+                other.run(one.saver_def.restore_op_name, {one.saver_def.filename_tensor_name: str(tmp_path / "c")})
+        with pytest.raises(TypeError, match=told):
+            of_scope = f"{scope}/" if scope else ""
+            v1.train.GradientDescentOptimizer(0.1).minimize(graph.get_tensor_by_name(f"{of_scope}loss:0"))

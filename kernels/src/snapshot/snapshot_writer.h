@@ -95,7 +95,6 @@ class SnapshotWriter {
     int64_t written = 0;
   };
 
-  void WriteSection(SnapshotTable::Section section, const void* data, int64_t bytes);
   int64_t Allocate(int64_t bytes);
   void Note(SnapshotTable::Section section, int64_t offset, SectionOutput& output);
   void PlanRuns();

@@ -115,11 +115,12 @@ int64_t SpillFile::PunchFree() {
     while (!offsets.empty() && Punch(offsets.back(), bytes)) {
       holes.push_back(offsets.back());
       offsets.pop_back();
-      punched += static_cast<int64_t>(bytes);
+      const int64_t size = static_cast<int64_t>(bytes);
+      free_bytes_ -= size;
+      bytes_.fetch_sub(size, std::memory_order_relaxed);
+      punched += size;
     }
   }
-  free_bytes_ -= punched;
-  bytes_.fetch_sub(punched, std::memory_order_relaxed);
   return punched;
 }
 

@@ -104,8 +104,6 @@ class RowStore {
   int64_t row_bytes() const { return row_bytes_; }
   // Row numbers handed out so far, removed ones included: [0, high_water).
   uint32_t high_water() const { return high_water_; }
-  // Whether Allocate would give a row that was removed before.
-  bool reuses() const { return !free_.empty(); }
   // The row that Allocate would give.
   uint32_t next_row() const { return free_.empty() ? high_water_ : free_.back(); }
   uint32_t live_rows() const { return high_water_ - static_cast<uint32_t>(free_.size()); }
