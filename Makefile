@@ -14,7 +14,9 @@ SOURCES := $(shell find kernels kvtools cli horovod_setup server tfplugin -type 
 export KVTOOLS_WERROR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
+# One worker more than there are processors, as some tests wait for servers and processes; four at most.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
+PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 # The C++ tests that are about threads.
 CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test expiry_test spill_test
 

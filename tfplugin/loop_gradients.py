@@ -65,7 +65,7 @@ def zeros_like_output(original: Callable[..., Any], op: Any, index: int) -> Any:
 
 
 def slices_of_v1_loop(original: Callable[..., Any], loop: Any, op: Any, grad: tf.IndexedSlices) -> tf.IndexedSlices:
-    """``AddBackpropIndexedSlicesAccumulator``, the slices of all turns, without the row of zeros that is before them."""
+    """``AddBackpropIndexedSlicesAccumulator``, the slices of all turns, less the row of zeros that comes first."""
     slices = original(loop, op, grad)
     if not table_handle.is_of_table(op.inputs[0]):
         return slices

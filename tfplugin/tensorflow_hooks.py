@@ -8,11 +8,11 @@
   (``_NameBasedRestoreCoordinator.eager_restore``), ``init_from_checkpoint``, ``save`` and what saves
   asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
   ``BaseResourceVariable.from_proto``, by which graphs are imported, ``_lift_unlifted_variables`` and
-  ``restore_captures``, by which `tf.saved_model.load` takes models, in the gradients
-  of TensorFlow 1's control flow ``ZerosLikeV1WhileLoop``, ``WhileContext.AddBackpropIndexedSlicesAccumulator`` and
-  that of Switch, and in TensorFlow 2's what `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; and of
-  `tf.function` ``make_function_context``, which tells its traces apart, and ``ConcreteFunction.__call__``. Each passes
-  everything that is not a key-value variable, or stands for one, through untouched.
+  ``restore_captures``, by which `tf.saved_model.load` takes models, in the gradients of TensorFlow 1's control flow
+  ``ZerosLikeV1WhileLoop``, ``WhileContext.AddBackpropIndexedSlicesAccumulator`` and that of Switch, and in TensorFlow
+  2's what `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; and
+  of `tf.function` ``make_function_context``, which tells its traces apart, and ``ConcreteFunction.__call__``. Each
+  passes everything that is not a key-value variable, or stands for one, through untouched.
 - In Keras what `keras_models`, `keras_inputs`, `keras_training`, `keras_averages`, `keras_builds`, `keras_files`,
   `keras_weights` and `keras_servers` say: the optimizer of a model trains the tables of its layers, models are looked
   at where they train and predict, and tables are part of what is written, read, counted and shown of them.

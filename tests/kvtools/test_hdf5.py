@@ -371,7 +371,7 @@ def read_all(path: Path) -> list[object]:
     return told
 
 
-@pytest.mark.parametrize("step", [41, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("step", [41, pytest.param(7, marks=pytest.mark.thorough)])
 def test_a_flipped_bit_of_groups_and_headers_is_found_or_harms_nothing(tmp_path: Path, step: int) -> None:
     tables = [ArrayTable(n, np.arange(9), np.ones((9, 2), np.float32), part_rows=(4, 5)) for n in ("aa", "bb")]
     weights = np.ones((3, 2), np.float32)

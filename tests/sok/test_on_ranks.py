@@ -23,9 +23,8 @@ from locks import locked
 from ranks import RanksReport, run_on_ranks
 
 FILES = sorted(path.stem for path in (Path(__file__).parent / "collective").glob("check_*.py"))
-
-
-THOROUGH = pytest.mark.thorough
+#: Files whose tests are the same for two ranks and for more.
+OF_SEVERAL_RANKS = {"check_de_keras", "check_pages"}
 
 
 @pytest.fixture(scope="session")
@@ -55,17 +54,21 @@ def report_of(
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize(
-    ("ranks", "marks"),
+    ("ranks", "marks", "file"),
     [
-        pytest.param(2, "not thorough", id="2"),
-        pytest.param(2, "thorough", id="2-thorough", marks=THOROUGH),
-        pytest.param(1, "", id="1", marks=THOROUGH),
-        pytest.param(3, "", id="3", marks=THOROUGH),
+        pytest.param(ranks, marks, file, id=f"{name}-{file}", marks=() if name == "2" else pytest.mark.thorough)
+        for name, ranks, marks in (
+            ("2", 2, "not thorough"),
+            ("2-thorough", 2, "thorough"),
+            ("1", 1, ""),
+            ("3", 3, "not thorough"),
+        )
+        for file in FILES
+        if ranks < 3 or file not in OF_SEVERAL_RANKS
     ],
 )
-def test_on_ranks(file: str, ranks: int, marks: str, report_of: Callable[[int, str], RanksReport]) -> None:
+def test_on_ranks(ranks: int, marks: str, file: str, report_of: Callable[[int, str], RanksReport]) -> None:
     if ranks > 1 and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed: run `make setup-horovod`")
     report = report_of(ranks, marks)
