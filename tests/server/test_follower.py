@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from chain_writer import ChainWriter, without
 
 import kvtools.server.follower as follower_module
 from kvtools.chain import Reason
-from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.errors import BadInputError, CorruptFileError, OutputError
 from kvtools.server.catalog import Catalog
 from kvtools.server.fold import folds_of
 from kvtools.server.follower import Follower
@@ -250,6 +252,19 @@ def test_one_of_two_processes_folds_and_the_other_takes_it_over(
     assert_serves(other, writer)
     (fold,) = folds_of(tmp_path / "cache", writer.folder)
     assert fold.position.sequence == 3
+
+
+def test_a_cache_where_there_are_no_locks_is_named(
+    writer: ChainWriter, follow: Callable[..., Followed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(lock: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    followed = follow()
+    monkeypatch.setattr("kvtools.server.fold.fcntl.flock", flock)
+    cache = tmp_path / "cache"
+    with pytest.raises(OutputError, match=f"folding increments in '{cache}': No locks available; name another --cache"):
+        followed.fold()
 
 
 def test_what_is_damaged_below_is_found_by_the_fold_and_loaded_anew(

@@ -935,6 +935,18 @@ def test_workers_hear_of_each_others_changes(
     assert len(checked) == 2, "checksums are compared once for all workers"
 
 
+def test_workers_do_without_locks_where_there_are_none(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(lock: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    write_snapshot(tmp_path / "m", 1)
+    monkeypatch.setattr(sources_module.fcntl, "flock", flock)
+    (tmp_path / "shared").mkdir()
+    assert Watched(tmp_path / "m", shared=tmp_path / "shared").numbers() == [1]
+
+
 def write_constant(path: Path, *tables: str, constant: float | None) -> None:
     """Write tables whose rows begin with `constant`, or nobody knows how."""
     metadata = {} if constant is None else {"initializer": {"kind": "constant", "a": constant}}
