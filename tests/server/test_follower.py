@@ -6,6 +6,8 @@ import errno
 import logging
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -23,6 +25,7 @@ from kvtools.server.follower import Follower
 from kvtools.server.metrics import Metrics
 from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
+from kvtools.server.store import TableStore
 
 ASKED = np.arange(-5, 60)
 
@@ -265,6 +268,29 @@ def test_a_cache_where_there_are_no_locks_is_named(
     cache = tmp_path / "cache"
     with pytest.raises(OutputError, match=f"folding increments in '{cache}': No locks available; name another --cache"):
         followed.fold()
+
+
+def test_what_could_not_be_brought_into_memory_is_later(
+    follow: Callable[..., Followed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, failed = TableStore.populate, []
+
+    def populate(self: TableStore, stop: threading.Event) -> None:
+        if not failed:
+            failed.append(1)
+            raise MemoryError
+        plain(self, stop)
+
+    monkeypatch.setattr(follower_module, "_AFTER_FAILURE", 0.0)
+    followed = follow()
+    monkeypatch.setattr(TableStore, "populate", populate)
+    followed.follower.go_on()
+    last = time.monotonic() + 60
+    while not followed.catalog.warm:
+        assert time.monotonic() < last
+        time.sleep(0.001)
+    followed.follower.stop()
+    assert failed
 
 
 def test_what_is_damaged_below_is_found_by_the_fold_and_loaded_anew(
