@@ -296,7 +296,7 @@ class Versions:
         try:
             message = self._messages.get(timeout=max(0.0, min(left, _WATCHED_EVERY)))
         except queue.Empty:
-            if left > _WATCHED_EVERY and not self._is_any_written():
+            if left > _WATCHED_EVERY and not self._is_any_written() and not self._is_any_unfinished():
                 return
             message = "look"
         if message == "stop":
@@ -485,6 +485,10 @@ class Versions:
         """Tell whether a file that is served was cut, or written to, since it was last compared with its checksums."""
         served = [version for state in list(self._models.values()) for version, _ in state.served.values()]
         return any(_was_written(version) for version in served)
+
+    def _is_any_unfinished(self) -> bool:
+        """Tell whether a version that is served could not be verified, or brought into memory, when that was tried."""
+        return any(state.unfinished for state in list(self._models.values()))
 
     # What is known, and what is told of it.
 

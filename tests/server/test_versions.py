@@ -422,6 +422,27 @@ def test_a_version_that_could_not_be_finished_is_finished_later(
     assert watched.error(1) == ("OK", "")
 
 
+def test_a_version_that_could_not_be_finished_is_finished_though_no_poll_looks(
+    slow_to_verify: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, failed = TableStore.populate, []
+
+    def populate(self: TableStore, stop: Any) -> None:
+        if not failed:
+            failed.append(1)
+            raise MemoryError
+        plain(self, stop)
+
+    monkeypatch.setattr("kvtools.server.versions._WATCHED_EVERY", 0.01)
+    write_snapshot(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m", poll=None)
+    monkeypatch.setattr(TableStore, "populate", populate)
+    watched.versions.go_on()
+    until(lambda: watched.catalog.warm and watched.error(1) == ("OK", ""))
+    watched.versions.stop()
+    assert failed
+
+
 def test_checksums_may_be_left_alone(settled: None, tmp_path: Path) -> None:
     _flip(write_snapshot(tmp_path / "m", 1))
     assert Watched(tmp_path / "m", verify=False).look() == [1]
