@@ -63,7 +63,7 @@ def replace_folder(target: Path, *, mark: str, force: bool = False, dry_run: boo
     with work_folder(target) as work:
         yield work
         work.chmod(0o777 & ~_umask())
-        _sync_tree(work)
+        sync_tree(work)
         if _is_in_store(target):
             importlib.import_module("kvtools.remote.upload").put_folder(work, target, mark=mark, force=force)
             return
@@ -99,7 +99,7 @@ def replace_files(target: Path, *, force: bool = False, dry_run: bool = False) -
         return
     with work_folder(target) as work:
         yield work / target.name
-        _sync_tree(work)
+        sync_tree(work)
         check_free(target, force=force)
         old = _files_of(target)
         new = sorted(work.iterdir(), key=_index_last)
@@ -312,7 +312,8 @@ def _remove_leftovers(target: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """Return when a folder and all that is in it are on the disk."""
     paths: list[Path] = []
     for parent, _, files in os.walk(folder):
         paths += [Path(parent), *(Path(parent) / file for file in files)]

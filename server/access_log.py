@@ -75,7 +75,11 @@ class AccessLog:
             if self._reopen:
                 self._reopen = False
                 self._open_again()
-            self._write(b"".join(self._line(*entry) for entry in entries if entry is not None))
+            try:
+                self._write(b"".join(self._line(*entry) for entry in entries if entry is not None))
+            except Exception:  # a fault of ours shall not end all lines to come
+                log.exception("writing lines of the access log failed")
+                self.dropped += len(entries) - entries.count(None)
             if self.dropped > self._told and not self._failing:
                 log.warning("%d lines of the access log were left out", self.dropped - self._told)
                 self._told = self.dropped

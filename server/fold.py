@@ -116,21 +116,29 @@ def remove_older(cache: Path, chain_folder: Path, newest: Fold) -> None:
 
 @contextlib.contextmanager
 def only_one(cache: Path, chain_folder: Path) -> Iterator[bool]:
-    """Hold the lock of who makes files of a chain; gives False where another process has it."""
+    """Hold the lock of who makes files of a chain; gives False where another process has it.
+
+    Raises `OutputError` where there can be no lock.
+    """
     try:
         lock = os.open(cache / f"{_digest(chain_folder)}.folding", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise OutputError(
-            f"folding increments in '{cache}': {error.strerror or error}; name another --cache"
-        ) from error
+        raise _unusable(cache, error) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        yield False
-    else:
-        yield True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = True
+        except BlockingIOError:
+            mine = False
+        except OSError as error:  # some file systems have no locks
+            raise _unusable(cache, error) from error
+        yield mine
     finally:
         os.close(lock)
+
+
+def _unusable(cache: Path, error: OSError) -> OutputError:
+    return OutputError(f"folding increments in '{cache}': {error.strerror or error}; name another --cache")
 
 
 def _digest(chain_folder: Path) -> str:

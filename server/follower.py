@@ -288,6 +288,7 @@ class Follower:
             except Exception:
                 log.exception("model '%s': folding increments failed", self.model)
                 self._stop.wait(_AFTER_FAILURE)
+                self._work.set()
 
     def _fold(self, store: FollowedStore, position: Position) -> None:
         with only_one(self._cache, self._folder) as mine:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, one_line
@@ -26,6 +26,9 @@ from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
 from kvtools.server.request_ids import HEADER, request_id
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import numbers_at_once
+
+if TYPE_CHECKING:
+    from kvtools.server.grpc_services import Health
 
 _LOG = logging.getLogger("kvtools.serve")
 _HEALTH_EVERY = 1.0  # how often the state that Watch tells is looked at, in s
@@ -171,9 +174,15 @@ class GrpcServer:
             try:
                 await asyncio.wait_for(self._ending.wait(), _HEALTH_EVERY)
             except (TimeoutError, asyncio.TimeoutError):
-                await health.tell(self._catalog.ready)
+                await self._tell_health(health)
         await health.end()
         await server.stop(self._grace)
+
+    async def _tell_health(self, health: Health) -> None:
+        try:
+            await health.tell(self._catalog.ready)
+        except Exception:  # a fault of ours shall not end the port
+            _LOG.exception("telling the health of gRPC failed")
 
     async def _answer(self, name: str, data: bytes, context: Any) -> bytes:
         import grpc

@@ -65,5 +65,7 @@ class LateApp:
                 body = body if scope["method"] == "GET" else b""
                 await send({"type": "http.response.body", "body": body})
                 return
-        app = self._made.result() if self._made.done() else await asyncio.wrap_future(self._made)
+        if not self._made.done():
+            await asyncio.shield(asyncio.wrap_future(self._made))  # a request that is cancelled cancels only itself
+        app = self._made.result()
         await app(scope, receive, send)

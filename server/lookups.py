@@ -199,6 +199,8 @@ class Lookups:
         self.running += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self.answer, ask, body)
+        except RuntimeError as error:  # no thread can be started
+            return error_answer(error)
         finally:
             self.running -= 1
 

@@ -221,8 +221,8 @@ class _Server(uvicorn.Server):
                 log.error("%s; the certificate stays as it is", error)
 
     def _tick(self) -> None:
+        asyncio.get_running_loop().call_later(_TICK, self._tick)  # first: whatever fails, it goes on
         self._telemetry.tick()
-        asyncio.get_running_loop().call_later(_TICK, self._tick)
 
     def _orphaned(self) -> None:
         assert self._supervisor is not None

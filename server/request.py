@@ -86,16 +86,6 @@ def decode_body(body: bytes, encoding: str, limit: int) -> bytes:
     return bytes(decoded)
 
 
-def parse_keys(body: bytes, *, binary: bool, key_dtype: str, limits: np.iinfo[Any], max_keys: int) -> npt.NDArray[Any]:
-    """Return the keys [n] that a request asks for one by one, in the table's key type.
-
-    A binary body is little-endian int64 (for a uint64 table: its bits); any other is JSON, `{"keys": [17,
-    -3]}`. Raises `RequestError` for anything else.
-    """
-    lookup, _ = parse_lookup(body, "", binary=binary, key_dtype=key_dtype, max_keys=max_keys)
-    return table_keys(lookup.keys, key_dtype, limits)
-
-
 def parse_lookup(
     body: bytes, table: str, *, binary: bool, key_dtype: str, max_keys: int
 ) -> tuple[TableKeys, str | None]:

@@ -403,10 +403,10 @@ class RespServer:
         future.add_done_callback(lambda done: None if done.cancelled() else then(done.result()))
 
     def _sweep(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)  # first: whatever fails, it goes on
         now = self.now()
         for connection in [*self._connections, *self._refused]:
             connection.check_time(now, self.settings.body_timeout)
-        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 
 
 async def start(

@@ -221,7 +221,10 @@ def _lock(path: Path) -> Iterator[int]:
     except OSError as error:
         raise _unusable(path.parent, error) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:  # some file systems have no locks
+            raise _unusable(path.parent, error) from error
         yield lock
     finally:
         os.close(lock)

@@ -138,6 +138,8 @@ def _try_lock(file: IO[str]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # a file system without locks: each does it for itself
+        return True
     return True
 
 

@@ -289,6 +289,8 @@ class _RowServers:
                     self.look()
             except KvtoolsError as error:
                 self.away = str(error)
+            except Exception:  # a fault of ours shall not end all looks to come
+                _LOG.exception("looking for the rows of '%s' failed", self._model.folder)
             if self._ended:
                 break
             if self.away and not before:

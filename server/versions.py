@@ -23,20 +23,28 @@ and leaves service if they differ.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, CorruptFileError, one_line
-from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, UnknownVersionError, VersionStatus
+from kvtools.server.catalog import (
+    Catalog,
+    ServedModel,
+    ServedVersion,
+    UnknownModelError,
+    UnknownVersionError,
+    VersionStatus,
+)
 from kvtools.server.host_paths import without_folders
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.request import RequestError
@@ -58,6 +66,7 @@ log = logging.getLogger("kvtools.serve")
 
 _WATCHED_EVERY = 1.0  # s: files that are served, for being written to
 _SETTLED_WITHOUT_POLL = 1.0  # how long files must have been left alone where no poll says it, in s
+_AFTER_FAILURE = 1.0  # s
 _KEPT_ENDED = 16  # versions that have ended stay in the status, the last ones of them
 _LONGEST_STOP = 2.0  # s
 _SAME_TABLES_SAID = 5
@@ -127,6 +136,7 @@ class Versions:
         self._loader = VersionLoader(settings, options, self._shared, self._stop)
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
         self._started = False
+        self._looked = 0.0  # when, by `time.monotonic`
         self._same_tables: dict[str, list[str]] = {}
         self._bad_at_start: list[tuple[_Model, int, str]] = []  # number and what is wrong
         for model in self._models.values():
@@ -208,7 +218,9 @@ class Versions:
         if number is not None:
             self._catalog.version(model, number=number)
         with self._changing:
-            state = self._models[model]
+            state = self._models.get(model)
+            if state is None:  # taken away at this moment
+                raise UnknownModelError(f"there is no model '{model}'")
             if number is None and label not in state.source.labels:
                 raise UnknownVersionError(f"model '{model}' has no label '{label}'")
             labels = {name: at for name, at in state.source.labels.items() if name != label}
@@ -258,38 +270,61 @@ class Versions:
     # The thread.
 
     def _run(self) -> None:
-        self._finish()
-        looked = time.monotonic()
+        with self._going_on():
+            self._finish()
+        self._looked = time.monotonic()
         while not self._stop.is_set():
-            message: Future[dict[str, str]] | str
-            poll = self._settings.poll
-            if poll is None and any(self._unserved()):  # nothing answers: what helps shall be found by itself
-                poll = _SETTLED_WITHOUT_POLL
-            left = float("inf") if poll is None else looked + poll - time.monotonic()
-            try:
-                message = self._messages.get(timeout=max(0.0, min(left, _WATCHED_EVERY)))
-            except queue.Empty:
-                if left > _WATCHED_EVERY and not self._is_any_written():
-                    continue
-                message = "look"
-            if message == "stop":
+            with self._going_on():
+                self._wait_and_look()
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Have the thread go on after a fault of ours, which shall not end all swaps to come: it looks again soon."""
+        try:
+            yield
+        except Exception:
+            log.exception("looking for versions failed")
+            self._stop.wait(_AFTER_FAILURE)
+            self.look_soon()
+
+    def _wait_and_look(self) -> None:
+        poll = self._settings.poll
+        if poll is None and any(self._unserved()):  # nothing answers: what helps shall be found by itself
+            poll = _SETTLED_WITHOUT_POLL
+        left = float("inf") if poll is None else self._looked + poll - time.monotonic()
+        message: Future[dict[str, str]] | str
+        try:
+            message = self._messages.get(timeout=max(0.0, min(left, _WATCHED_EVERY)))
+        except queue.Empty:
+            if left > _WATCHED_EVERY and not self._is_any_written() and not self._is_any_unfinished():
                 return
-            if message == "gone":
-                with self._changing:
-                    for model in self._models.values():
-                        self._publish(model)
-                continue
+            message = "look"
+        if message == "stop":
+            return
+        if message == "gone":
+            with self._changing:
+                for model in self._models.values():
+                    self._publish(model)
+            return
+        try:
             self.look()
-            looked = time.monotonic()
             if isinstance(message, Future):
                 message.set_result({model.source.name: self._why_none(model) for model in self._unserved()})
-            elif self._settings.poll is None and any(model.waiting for model in self._models.values()):
-                self._stop.wait(_SETTLED_WITHOUT_POLL)
-                self.look_soon()
+        except Exception as error:
+            if isinstance(message, Future):
+                message.set_exception(error)
+            raise
+        finally:
+            self._looked = time.monotonic()
+        if message == "look" and self._settings.poll is None and any(model.waiting for model in self._models.values()):
+            self._stop.wait(_SETTLED_WITHOUT_POLL)
+            self.look_soon()
 
     def _look(self, name: str) -> None:
         """Bring one model to what lies on disk now."""
-        state = self._models[name]
+        state = self._models.get(name)
+        if state is None:  # it was taken away meanwhile
+            return
         try:
             found = self._find(state)
         except OSError as error:
@@ -450,6 +485,10 @@ class Versions:
         """Tell whether a file that is served was cut, or written to, since it was last compared with its checksums."""
         served = [version for state in list(self._models.values()) for version, _ in state.served.values()]
         return any(_was_written(version) for version in served)
+
+    def _is_any_unfinished(self) -> bool:
+        """Tell whether a version that is served could not be verified, or brought into memory, when that was tried."""
+        return any(state.unfinished for state in list(self._models.values()))
 
     # What is known, and what is told of it.
 

@@ -6,13 +6,15 @@ it serves nothing and holds no rows, so that nothing that a request does can bri
 worker dies, connections that it had not accepted yet wait for the one that takes its place.
 
 A worker that ends unasked is started again, at once; one that keeps dying within seconds is started ever later, up to
-every 30 s, and its socket is closed meanwhile, so that nobody waits on it. SIGHUP goes on to all workers. SIGTERM and
+every 30 s, and its socket is closed meanwhile, so that nobody waits on it. So is one that cannot be started again, for
+want of memory or descriptors, or of its port: the others go on. SIGHUP goes on to all workers. SIGTERM and
 SIGINT have all of them end as `process.py` says; who has not ended soon after the time of grace is killed. Workers end
 when the supervisor is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -32,6 +34,7 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 _SHORT_LIFE = 5.0
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 30.0
+_MOST_DOUBLINGS = 16  # of the first delay: it is far beyond the longest one then
 _AFTER_GRACE = 5.0
 
 
@@ -105,7 +108,7 @@ class Supervisor:
                     self._plan(worker, status)
                 for worker in self._workers:
                     if not worker.pid and worker.due and worker.due <= time.monotonic():
-                        self._start(worker)
+                        self._start_again(worker)
         finally:
             self._tell(signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
@@ -115,14 +118,19 @@ class Supervisor:
             worker.listener = self._listen()
         if worker.ready >= 0:
             os.close(worker.ready)
+            worker.ready = -1
         worker.ready, tell = os.pipe()
         os.set_blocking(worker.ready, False)
-        worker.started, worker.due, worker.answers = time.monotonic(), 0.0, False
-        sys.stdout.flush()
-        sys.stderr.flush()
-        worker.pid = os.fork()
+        worker.started, worker.answers = time.monotonic(), False
+        _flush()
+        try:
+            worker.pid = os.fork()
+        except OSError:
+            os.close(tell)
+            raise
         if worker.pid:
             os.close(tell)
+            worker.due = 0.0
             return
         status = 1
         try:
@@ -134,9 +142,18 @@ class Supervisor:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush()
             os._exit(status)
+
+    def _start_again(self, worker: _Worker) -> None:
+        try:
+            self._start(worker)
+        except (OSError, KvtoolsError) as error:
+            worker.short_lives += 1
+            delay = self._put_off(worker)
+            log.error(
+                "worker %d cannot be started: %s; tried again in %.1f s", worker.slot, one_line(str(error)), delay
+            )
 
     def _become(self, worker: _Worker, tell: int) -> None:
         for number in _SIGNALS:
@@ -200,13 +217,19 @@ class Supervisor:
     def _plan(self, worker: _Worker, status: int) -> None:
         lived = time.monotonic() - worker.started
         worker.short_lives = worker.short_lives + 1 if lived < _SHORT_LIFE else 0
-        delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (worker.short_lives - 1)) if worker.short_lives else 0.0
-        worker.due = time.monotonic() + delay
-        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        delay = self._put_off(worker)
+        how = f"by {_name(-status)}" if status < 0 else f"with status {status}"
         log.error("worker %d ended %s after %.1f s; another begins in %.1f s", worker.slot, how, lived, delay)
+
+    def _put_off(self, worker: _Worker) -> float:
+        """Say when to start a worker again; returns in how many seconds."""
+        doublings = min(worker.short_lives - 1, _MOST_DOUBLINGS)
+        delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**doublings) if worker.short_lives else 0.0
+        worker.due = time.monotonic() + delay
         if delay > 1 and worker.listener is not None:
             worker.listener.close()
             worker.listener = None
+        return delay
 
     def _tell(self, number: signal.Signals) -> None:
         for worker in self._workers:
@@ -231,3 +254,16 @@ class Supervisor:
             log.error("workers %s did not end within %g s; killed", late, self._grace + _AFTER_GRACE)
         log.info("ended")
         return 1 if late else 0
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            stream.flush()
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have none
+        return f"signal {number}"

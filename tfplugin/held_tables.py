@@ -64,7 +64,7 @@ class HeldTable:
 
     def own_optimizer(self) -> Any:
         """The optimizer that its layer has for it; None: that of the model."""
-        return keras_training._own_optimizer(self.layer, self.table)
+        return keras_training.own_optimizer(self.layer, self.table)
 
     def rows(self) -> int:
         """Number of rows now; 0 of a table in a graph."""
@@ -106,10 +106,10 @@ def held_tables(model: Any) -> list[HeldTable]:
     made = {layer.name for layer in model._flatten_layers() if _named_by_keras(layer)}
     tables: dict[int, Any] = {}
     seen: dict[int, int] = {}
-    for part, table, layer in keras_models._holders(model):
+    for part, table, layer in keras_models.table_holders(model):
         # What stands for a table's rows in a layer has the table's parts.
         table = getattr(table, "params", table)
-        if keras_models._elsewhere(table):
+        if keras_models.is_elsewhere(table):
             continue
         first = seen.setdefault(id(part), id(table))
         tables.setdefault(first, table)

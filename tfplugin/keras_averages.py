@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfplugin.keras_hooks import KerasHooks
-from tfplugin.keras_training import _Trained
+from tfplugin.keras_training import TrainedTables
 from tfplugin.optimizers import row_averages
 from tfplugin.optimizers.generic_update import stands_for_table
 from tfplugin.optimizers.inner_optimizer import innermost
@@ -30,7 +30,7 @@ def _settle(original: Callable[..., Any], callback: Any, optimizer: Any) -> None
 
 def _meet_tables(model: Any, optimizer: Any) -> None:
     """Has an optimizer, which may have been loaded and have made no step, know the averages of a model's tables."""
-    trained = _Trained.of_model(model)
+    trained = TrainedTables.of_model(model)
     parts = [part for key, part in trained.parts.items() if key not in trained.optimizers]
     if parts and optimizer is innermost(model.optimizer):
         wrapper_of(model.optimizer).know(parts)

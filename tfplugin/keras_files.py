@@ -29,7 +29,7 @@ from tfplugin import table_files
 from tfplugin.held_tables import HeldTable, held_tables, keeps_rows_itself
 from tfplugin.keras_builds import check_built
 from tfplugin.keras_hooks import KerasHooks
-from tfplugin.keras_models import _listed, _looked_up_elsewhere, held_by, is_shard, is_table
+from tfplugin.keras_models import held_by, is_shard, is_table, looked_up_elsewhere, quoted
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.spilling import naming_the_way_out
 from tfplugin.table_files import FOLDER, SavedTables
@@ -52,7 +52,7 @@ def _to_save(model: Any, what: str, *, hdf5: bool = False) -> list[HeldTable]:
     own = [one for one in held if keeps_rows_itself(one.layer)]
     if own and hdf5:
         raise ValueError(
-            f"{what} of model '{model.name}' would lack the keys of {_listed(one.name for one in own)}: save a .keras "
+            f"{what} of model '{model.name}' would lack the keys of {quoted(one.name for one in own)}: save a .keras "
             "file, or a tf.train.Checkpoint(model=model)."
         )
     return [one for one in held if one not in own]
@@ -60,7 +60,7 @@ def _to_save(model: Any, what: str, *, hdf5: bool = False) -> list[HeldTable]:
 
 def refuse_not_held(model: Any, what: str) -> None:
     """Raises ValueError for a model that has looked tables up which none of its layers holds."""
-    parts = _looked_up_elsewhere(model)
+    parts = looked_up_elsewhere(model)
     if parts:
         beside = "tf.train.Checkpoint(model=model, table=table)"
         if any(getattr(part, "_in_backward", None) is not None for part in parts.values()):
@@ -69,7 +69,7 @@ def refuse_not_held(model: Any, what: str) -> None:
                 "table, ...) returned as updates, which counts the steps"
             )
         raise ValueError(
-            f"{what} of model '{model.name}' would lack the rows of key-value variable {_listed(parts)}, which the "
+            f"{what} of model '{model.name}' would lack the rows of key-value variable {quoted(parts)}, which the "
             "model looks up and no layer of it holds. Make it an attribute of the layer that looks it up; or save "
             f"{beside}, from which training goes on, too."
         )
@@ -99,7 +99,7 @@ def _refuse_shards(model: Any, what: str) -> None:
     }
     if names:
         raise ValueError(
-            f"{what} of model '{model.name}' would lack rows of sok.Variable {_listed(names)}. Save them in a "
+            f"{what} of model '{model.name}' would lack rows of sok.Variable {quoted(names)}. Save them in a "
             "checkpoint: sok.Checkpoint(model=model), which any number of ranks restores, or on one rank "
             "tf.train.Checkpoint(model=model)."
         )
@@ -159,14 +159,14 @@ def _is_remote(path: Any) -> bool:
 @contextlib.contextmanager
 def _written_whole(target: Path) -> Iterator[Path]:
     """Gives a path beside `target`, of its name, that takes its place when the block ends: a file or a folder."""
-    from kvtools.replace_output import _sync_tree, check_free, sync, work_folder
+    from kvtools.replace_output import check_free, sync, sync_tree, work_folder
 
     target = target.resolve()  # what a link leads to
     with work_folder(target) as scratch:
         staged = scratch / target.name
         yield staged
         if staged.is_dir():
-            _sync_tree(staged)
+            sync_tree(staged)
             target.mkdir(exist_ok=True)
             for entry in staged.iterdir():
                 if (target / entry.name).is_dir():
@@ -261,7 +261,7 @@ def _save_weights_only(original: Callable[..., Any], model: Any, filepath: Any, 
     if held and kwargs.get("max_shard_size", max_shard_size) is not None:
         raise ValueError(
             f"Saving the weights of model '{model.name}' with max_shard_size: the tables "
-            f"{_listed(one.name for one in held)} go into one file only. Leave max_shard_size out."
+            f"{quoted(one.name for one in held)} go into one file only. Leave max_shard_size out."
         )
     return (
         _save_to(original, model, filepath, held, args, kwargs) if held else original(model, filepath, *args, **kwargs)
@@ -314,7 +314,7 @@ def _save_weights(
     tracked = {
         id(part) for table in tf.train.TrackableView(model).descendants() if is_table(table) for part in table._kv_parts
     }
-    if any({id(one) for one in part._kv_parts} - tracked for part in _looked_up_elsewhere(model).values()):
+    if any({id(one) for one in part._kv_parts} - tracked for part in looked_up_elsewhere(model).values()):
         refuse_not_held(model, "The weights file")
     hdf5 = str(filepath).endswith((".h5", ".hdf5", ".keras")) and not _is_remote(filepath)
     if not hdf5 or not _to_load(model) or (Path(filepath).exists() and not overwrite):  # where Keras asks
@@ -381,7 +381,7 @@ def _refuse_lacking(held: Iterable[HeldTable], model: Any, where: str) -> None:
     lacking = [one.name for one in held if not _saves_its_own(one.layer)]
     if lacking:
         raise ValueError(
-            f"{where} has no rows of {_listed(lacking)}, which {_name(model)} holds: it was written without tfplugin, "
+            f"{where} has no rows of {quoted(lacking)}, which {_name(model)} holds: it was written without tfplugin, "
             "or of another model. Nothing was loaded."
         )
 
@@ -511,7 +511,7 @@ def _looked_at(
     """What goes where, before anything is loaded."""
     if saved is None:
         if partial or by_name:
-            warnings.warn(f"{where} has no rows of {_listed(one.name for one in held)}: they stay.", stacklevel=4)
+            warnings.warn(f"{where} has no rows of {quoted(one.name for one in held)}: they stay.", stacklevel=4)
         else:
             _refuse_lacking(held, model, where)
         return []
@@ -554,7 +554,7 @@ def _load_saved_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -
     if not table_files.iterations_of(getattr(model, "optimizer", None)):
         for one in _to_load(model):
             for part in one.parts if one.eager else ():
-                table_files.drop_slots(part)
+                table_files.drop_restored_slots(part)
     return model
 
 

@@ -25,18 +25,26 @@ def _check(model: Any, value: Any, reference: Any) -> None:
     if not dtype.is_integer or is_building():
         return
     got = getattr(value, "dtype", None)
-    if got is None or not tf.as_dtype(got).is_floating:
+    if got is None or not _is_floating(got):
         return
     layer = first_holder(reference)
     if layer is None:
         return
     raise TypeError(
         f"Input '{_maker(reference).name}' of model '{model.name}' has the ids of layer '{layer.name}', as "
-        f"{dtype.name}, and got {tf.as_dtype(got).name}: Keras would cast it, and floats have lost the digits of large "
-        "ids. Give the model integers. A column of pandas in which values are missing is float64: fill them before ids "
-        'become floats (read the column as "Int64", then column.fillna(0).to_numpy("int64")). Ids from a matrix of '
-        "floats are cast in the model, from an input of floats."
+        f"{dtype.name}, and got {getattr(got, 'name', got)}: Keras would cast it, and floats have lost the digits of "
+        "large ids. Give the model integers. A column of pandas in which values are missing is float64: fill them "
+        'before ids become floats (read the column as "Int64", then column.fillna(0).to_numpy("int64")). Ids from a '
+        "matrix of floats are cast in the model, from an input of floats."
     )
+
+
+def _is_floating(dtype: Any) -> bool:
+    """Whether a dtype of TensorFlow, NumPy or pandas is one of floats."""
+    try:
+        return bool(tf.as_dtype(dtype).is_floating)
+    except TypeError:  # of pandas, such as Int64 and Float64
+        return getattr(dtype, "kind", None) == "f"
 
 
 def first_holder(reference: Any) -> Any:

@@ -24,7 +24,8 @@ from tfplugin.partitioned_kv_variable import put_together
 from tfplugin.training_mode import inference_mode
 from tfplugin.wrapped_method import defining_class, wrap_method, wrap_setter
 
-_INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
+#: What of a model infers, and does not train.
+INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
 
 #: The parts of tables that the steps of a model have looked up, by their ids, each with the name of the table.
 _looked_up: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any], str]]] = weakref.WeakKeyDictionary()
@@ -66,7 +67,7 @@ def held_by(layer: Any, is_wanted: Callable[[Any], bool] = is_table) -> list[Any
     return [variable for value in attributes for variable in variables_in(value, is_wanted)]
 
 
-def _holders(model: Any) -> Iterator[tuple[Any, Any, Any]]:
+def table_holders(model: Any) -> Iterator[tuple[Any, Any, Any]]:
     """(part, table, layer) for each part of each table that a layer of the model, or the model, holds."""
     for layer in model._flatten_layers():
         for table in held_by(layer):
@@ -91,21 +92,23 @@ def _set_trainable(original: Callable[..., None], layer: Any, value: Any) -> Non
             part._frozen_by_keras = not layer.trainable
 
 
-def _note_looked_up(model: Any, step: step_record.StepRecord) -> None:
+def note_looked_up(model: Any, step: step_record.StepRecord) -> None:
+    """Notes the tables that a step of a model has looked up, for `looked_up_elsewhere`."""
     noted = _looked_up.setdefault(model, {})
     for key, (part, table) in step.looked_up.items():
         # A partitioned variable that was put together for a lookup would go at once: its parts stay.
-        noted[key] = (weakref.ref(part), _name(part, table))
+        noted[key] = (weakref.ref(part), table_name(part, table))
 
 
-def _name(part: Any, table: Any) -> str:
+def table_name(part: Any, table: Any) -> str:
     """What a user calls the table."""
     if hasattr(table, "params"):
         return str(table.params.name)
     return str(getattr(part, "partitioned_name", None) or part.name)
 
 
-def _listed(names: Iterable[str]) -> str:
+def quoted(names: Iterable[str]) -> str:
+    """Names as messages list them: each once, in order."""
     return ", ".join(f"'{name}'" for name in sorted(set(names)))
 
 
@@ -116,21 +119,21 @@ def _infer(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
     """Runs a method of a model that does not train."""
     with inference_mode(), step_record.recording() as found:
         outputs = original(model, *args, **kwargs)
-    _note_looked_up(model, found)
+    note_looked_up(model, found)
     return outputs
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 
-def _elsewhere(table: Any) -> bool:
+def is_elsewhere(table: Any) -> bool:
     """Whether the rows are in a server of their own."""
     return bool(getattr(getattr(table, "params", table), "rows_elsewhere", False))
 
 
-def _looked_up_elsewhere(model: Any) -> dict[str, Any]:
+def looked_up_elsewhere(model: Any) -> dict[str, Any]:
     """The parts of tables that a model has looked up and no layer of it holds, by the names of the tables."""
-    held = {id(part) for part, _, _ in _holders(model)}
+    held = {id(part) for part, _, _ in table_holders(model)}
     noted = _looked_up.get(model, {}) if isinstance(model, collections.abc.Hashable) else {}
     found = {name: reference() for key, (reference, name) in noted.items() if key not in held}
     return {name: part for name, part in found.items() if part is not None}
@@ -189,7 +192,7 @@ def _track_wholes(original: Callable[..., Any], archive: Any, *args: Any, **kwar
 
 def _changes(keras: Any) -> Iterator[Callable[[], None]]:
     """Wraps what a Keras has."""
-    for method in _INFERENCE:
+    for method in INFERENCE:
         owner = defining_class(keras.Model, method)
         if owner is not None:
             yield wrap_method(owner, method, _infer)

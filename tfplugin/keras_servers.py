@@ -18,7 +18,7 @@ from tfplugin.wrapped_method import defining_class, wrap_method
 
 def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     strategy = getattr(model, "distribute_strategy", None)
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy) and any(keras_models._holders(model)):
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy) and any(keras_models.table_holders(model)):
         raise NotImplementedError(
             f"Model '{model.name}' of Keras 3 has tables on parameter servers, and Keras 3 does not train under "
             "tf.distribute.ParameterServerStrategy: make the model with tf_keras, whose fit does, or train it in a "

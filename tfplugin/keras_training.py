@@ -36,7 +36,7 @@ from tensorflow.python.framework import func_graph
 from tfplugin import placement, scaled_loss, step_record
 from tfplugin.embedding_layers.penalties import each_row_once
 from tfplugin.keras_hooks import KerasHooks
-from tfplugin.keras_models import _holders, _listed, _name, _note_looked_up, is_trained
+from tfplugin.keras_models import INFERENCE, is_trained, note_looked_up, quoted, table_holders, table_name
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused, row_averages
 from tfplugin.optimizers.inner_optimizer import innermost
@@ -45,7 +45,6 @@ from tfplugin.wrapped_method import defining_class, wrap_method, wrap_property
 
 #: What trains: in these, and in what they call, ``train_step`` is looked at.
 _TRAINING = ("fit", "train_on_batch")
-_INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
 
 #: What is wrong with the latest training step of a model.
 _failed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -68,7 +67,7 @@ _WRAPPERS = (__name__, "tfplugin.wrapped_method", "tfplugin.sok.keras_layers")
 # ---- Which tables a step trains --------------------------------------------------------------------------------------
 
 
-class _Trained:
+class TrainedTables:
     """The tables that the step of a model trains by an optimizer of Keras.
 
     Attributes:
@@ -81,18 +80,18 @@ class _Trained:
         self.optimizers: dict[int, Any] = {}
 
     @staticmethod
-    def of_model(model: Any) -> _Trained:
+    def of_model(model: Any) -> TrainedTables:
         """Those of a model, or of a layer."""
-        trained = _Trained()
-        for part, table, layer in _holders(model):
+        trained = TrainedTables()
+        for part, table, layer in table_holders(model):
             if is_trained(part, layer) and _is_left_to_keras(part, table):
-                trained._add(part, _own_optimizer(layer, table))
+                trained._add(part, own_optimizer(layer, table))
         return trained
 
     @staticmethod
-    def of_pairs(pairs: list[tuple[Any, Any]]) -> _Trained:
+    def of_pairs(pairs: list[tuple[Any, Any]]) -> TrainedTables:
         """Those that a loop by hand has given gradients of."""
-        trained = _Trained()
+        trained = TrainedTables()
         for _, variable in pairs:
             if isinstance(variable, KvVariable) and _is_left_to_keras(variable, variable):
                 trained._add(variable, variable._optimizer_of_layer)
@@ -114,7 +113,7 @@ def _is_left_to_keras(part: Any, table: Any) -> bool:
     return getattr(table, "_trained_by_keras", False) and part._in_backward is None
 
 
-def _own_optimizer(layer: Any, table: Any) -> Any:
+def own_optimizer(layer: Any, table: Any) -> Any:
     """The optimizer that a layer was given for its table; None: that of the model."""
     if hasattr(layer, "table_optimizer"):
         given = layer.table_optimizer(table)
@@ -124,7 +123,7 @@ def _own_optimizer(layer: Any, table: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _among_the_weights(trained: _Trained | None) -> Iterator[None]:
+def _among_the_weights(trained: TrainedTables | None) -> Iterator[None]:
     """Has the tables be among the trainable weights of layers that hold them, on the calling thread."""
     before = getattr(_now, "trained", None)
     _now.trained = trained
@@ -139,10 +138,10 @@ def _with_tables(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
     weights = getter(layer)
     trained = getattr(_now, "trained", None)
     if trained is None and layer.trainable and not _asked_by_a_library():
-        trained = _Trained.of_model(layer)
+        trained = TrainedTables.of_model(layer)
     if trained is None or not trained.parts or not layer.trainable:
         return weights
-    held = {id(part): part for part, _, owner in _holders(layer) if owner.trainable and id(part) in trained.parts}
+    held = {id(part): part for part, _, owner in table_holders(layer) if owner.trainable and id(part) in trained.parts}
     return [*(weight for weight in weights if id(weight) not in held), *held.values()] if held else weights
 
 
@@ -181,13 +180,13 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
             decided = _decided.setdefault(model, {})
             every = frozenset(trained.parts)
             if not tf.executing_eagerly() or every not in decided:
-                with _look() as looked, _among_the_weights(_Trained()):
+                with _look() as looked, _among_the_weights(TrainedTables()):
                     step(*step_args, **step_kwargs)
                 decided[every] = frozenset(id(part) for part, _ in looked.left_out())
             trained.keep(decided[every])
         with _among_the_weights(trained), _in_clusters(compiled), step_record.recording() as found:
             outputs = step(*step_args, **step_kwargs)
-        _note_looked_up(model, found)
+        note_looked_up(model, found)
         wrong = _not_updated(model, found) or _updated_by_scaled_gradients(model, found)
         if wrong is None and _is_of_keras(model, own):  # others may have functions of losses, too
             wrong = _not_penalized(model, found)
@@ -254,8 +253,8 @@ def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
     ]
     if not left_out:
         return None
-    held = {id(part) for part, _, _ in _holders(model)}
-    trained = {id(part) for part, _, layer in _holders(model) if is_trained(part, layer)}
+    held = {id(part) for part, _, _ in table_holders(model)}
+    trained = {id(part) for part, _, layer in table_holders(model) if is_trained(part, layer)}
     frozen = held - trained
     left_out = [(part, table) for part, table in left_out if id(part) not in frozen]
     if not left_out:
@@ -267,7 +266,7 @@ def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
         why = f"{optimizer} is given weights, and the tables that layers hold"
     return (
         f"The training step of model '{model.name}' looks up key-value variable "
-        f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: {why}. Its rows would "
+        f"{quoted(table_name(part, table) for part, table in left_out)}, and nothing updates it: {why}. Its rows would "
         f"stay as they are. {left_out[0][1]._how_to_train}"
     )
 
@@ -279,10 +278,10 @@ def _updated_by_scaled_gradients(model: Any, step: step_record.StepRecord) -> st
         return None
     return (
         f"The training step of model '{model.name}' scales its loss, by {type(step.loss_scaler).__name__}, and "
-        f"key-value variable {_listed(_name(part, table) for part, table in scaled)} is updated in the backward pass, "
-        "by gradients that nothing has scaled back. Take the policy mixed_bfloat16, which scales no loss; or call "
-        "undo() of what tfplugin.apply_in_backward returned: the optimizer of the model then trains the table that a "
-        "layer holds, and scales its gradients back."
+        f"key-value variable {quoted(table_name(part, table) for part, table in scaled)} is updated in the backward "
+        "pass, by gradients that nothing has scaled back. Take the policy mixed_bfloat16, which scales no loss; or "
+        "call undo() of what tfplugin.apply_in_backward returned: the optimizer of the model then trains the table "
+        "that a layer holds, and scales its gradients back."
     )
 
 
@@ -297,9 +296,9 @@ def _not_penalized(model: Any, step: step_record.StepRecord) -> str | None:
             if parts & step.looked_up.keys() and not parts & step.penalized:
                 return (
                     f"The loss of model '{model.name}' lacks what the regularizer of layer '{layer.name}' says: the "
-                    f"training step looks up key-value variable '{_name(table._kv_parts[0], table)}' in a tf.function "
-                    "that calls the layer, or past the layer, and losses do not come out of functions. Call the layer "
-                    "outside of that tf.function: Keras compiles the step in any case."
+                    f"training step looks up key-value variable '{table_name(table._kv_parts[0], table)}' in a "
+                    "tf.function that calls the layer, or past the layer, and losses do not come out of functions. "
+                    "Call the layer outside of that tf.function: Keras compiles the step in any case."
                 )
     return None
 
@@ -322,7 +321,7 @@ def _apply_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any, *
     trained = getattr(_now, "trained", None)
     pairs = list(pairs)
     if trained is None:
-        trained = _Trained.of_pairs(pairs)
+        trained = TrainedTables.of_pairs(pairs)
     if not any(id(variable) in trained.parts for _, variable in pairs):
         with row_averages.apart(innermost(optimizer)):
             return original(optimizer, pairs, *args, **kwargs)
@@ -355,12 +354,12 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     return _apply_gradients(apply, optimizer, zip(grads, variables, strict=True))
 
 
-def _warn_of_missing(trained: _Trained, pairs: list[tuple[Any, Any]]) -> None:
+def _warn_of_missing(trained: TrainedTables, pairs: list[tuple[Any, Any]]) -> None:
     """Says of which tables the loss has no gradient, as Keras does of weights."""
     missing = [str(variable.name) for gradient, variable in pairs if gradient is None and id(variable) in trained.parts]
     if missing:
         warnings.warn(
-            f"Gradients do not exist for key-value variable {_listed(missing)} when minimizing the loss.", stacklevel=2
+            f"Gradients do not exist for key-value variable {quoted(missing)} when minimizing the loss.", stacklevel=2
         )
 
 
@@ -375,7 +374,7 @@ def _apply_own(
     for _, variable in own:
         scaling = _scaling(optimizers[id(variable)])
         if scaling is not None:
-            raise ValueError(f"Key-value variable '{_name(variable, variable)}': {scaling}")
+            raise ValueError(f"Key-value variable '{table_name(variable, variable)}': {scaling}")
     scale, skips = _scale_of(optimizer)
     scaled = [(None if g is None else _divided(g, scale), v) for g, v in own]
 
@@ -484,7 +483,7 @@ def compiles_by_xla(model: Any) -> bool:
 @contextlib.contextmanager
 def lookups_outside_of_xla(model: Any) -> Iterator[None]:
     """Has Keras make functions that XLA does not compile as a whole: it knows no lookups of tables."""
-    if not getattr(model, "jit_compile", False) or next(_holders(model), None) is None:
+    if not getattr(model, "jit_compile", False) or next(table_holders(model), None) is None:
         yield
         return
     # Past the property: of tf_keras it would make all functions anew.
@@ -530,7 +529,9 @@ def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 @contextlib.contextmanager
 def _supported(model: Any) -> Iterator[None]:
     """Has Keras 3 compile a model by XLA although layers that look tables up say that XLA cannot compile them."""
-    layers = [layer for layer in {id(layer): layer for _, _, layer in _holders(model)}.values() if layer is not model]
+    layers = [
+        layer for layer in {id(layer): layer for _, _, layer in table_holders(model)}.values() if layer is not model
+    ]
     layers = [layer for layer in layers if getattr(layer, "supports_jit", True) is False]
     for layer in layers:
         layer.supports_jit = True
@@ -542,19 +543,19 @@ def _supported(model: Any) -> Iterator[None]:
 
 
 @tf.autograph.experimental.do_not_convert
-def check(model: Any) -> _Trained:
+def check(model: Any) -> TrainedTables:
     """The tables that the model's steps are to train.
 
     Raises:
       ValueError: an optimizer cannot.
     """
-    trained = _Trained.of_model(model)
+    trained = TrainedTables.of_model(model)
     optimizer = getattr(model, "optimizer", None)
     # Keras 3, tf_keras; None without a strategy.
     strategy = getattr(model, "_distribute_strategy", None) or getattr(model, "_distribution_strategy", None)
     for key, part in trained.parts.items():
         if strategy is not None:
-            placement.refuse_copies(_name(part, part), strategy)
+            placement.refuse_copies(table_name(part, part), strategy)
         one = trained.optimizers.get(key, optimizer)
         if one is None:
             continue
@@ -562,17 +563,17 @@ def check(model: Any) -> _Trained:
         try:
             check_supported(core, {part: fused.plan(core, part)})
         except ValueError as error:
-            raise ValueError(f"Model '{model.name}', key-value variable '{_name(part, part)}': {error}") from None
+            raise ValueError(f"Model '{model.name}', key-value variable '{table_name(part, part)}': {error}") from None
         if _same(one, optimizer):
             continue
         if getattr(core, "use_ema", False):
             raise ValueError(
-                f"Model '{model.name}', key-value variable '{_name(part, part)}': the optimizer of its layer has "
+                f"Model '{model.name}', key-value variable '{table_name(part, part)}': the optimizer of its layer has "
                 "moving averages (use_ema), which the end of fit puts in place for the model's optimizer only."
             )
         scaling = _scaling(one)
         if scaling is not None:
-            raise ValueError(f"Model '{model.name}', key-value variable '{_name(part, part)}': {scaling}")
+            raise ValueError(f"Model '{model.name}', key-value variable '{table_name(part, part)}': {scaling}")
     return trained
 
 
@@ -583,7 +584,7 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
     """Wraps what a Keras has."""
     methods: list[tuple[str, Callable[..., Any]]] = [(method, _train) for method in _TRAINING]
     methods += [("make_train_function", _make_train_function), ("compile", _compile)]
-    methods += [(method, _make_function) for method in ("make_test_function", "make_predict_function", *_INFERENCE)]
+    methods += [(method, _make_function) for method in ("make_test_function", "make_predict_function", *INFERENCE)]
     for method, replacement in methods:
         owner = defining_class(keras.Model, method)
         if owner is not None:

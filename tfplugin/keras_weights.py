@@ -23,7 +23,7 @@ from tfplugin import telemetry
 from tfplugin.held_tables import HeldTable, held_tables, keeps_rows_itself, names_of
 from tfplugin.keras_files import refuse_not_held, shards_left_out
 from tfplugin.keras_hooks import KerasHooks
-from tfplugin.keras_models import _listed, is_table
+from tfplugin.keras_models import is_table, quoted
 from tfplugin.ops import raw
 from tfplugin.wrapped_method import defining_class, wrap_method
 
@@ -135,7 +135,7 @@ def _stop_early(original: Callable[..., Any], callback: Any, *args: Any, **kwarg
         if names:
             raise ValueError(
                 f"EarlyStopping(restore_best_weights=True) would put the weights of model '{model.name}' back, and "
-                f"leave the rows of sok.Variable {_listed(names)} as the last epoch made them. Save a checkpoint after "
+                f"leave the rows of sok.Variable {quoted(names)} as the last epoch made them. Save a checkpoint after "
                 "each epoch instead, sok.Checkpoint(model=model), and restore that of the best one."
             )
     return original(callback, *args, **kwargs)

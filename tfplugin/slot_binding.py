@@ -48,7 +48,7 @@ class _Prefixes(tf.train.experimental.PythonState):
         self.of = dict(json.loads(tf.compat.as_str(string_value)))
 
 
-class _Restored:
+class _Binding:
     """What is known of the slots of a variable, and of its last restore if there was one."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _Restored:
         self.attached = False  # whether one has said what it keeps, as its first step does
 
 
-_restored: weakref.WeakKeyDictionary[Any, _Restored] = weakref.WeakKeyDictionary()
+_bindings: weakref.WeakKeyDictionary[Any, _Binding] = weakref.WeakKeyDictionary()
 
 _collected_for: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers for whose sake garbage was collected
 
@@ -75,7 +75,7 @@ def prefix_of(variable: Any, optimizer: Any, name: str) -> str:
         if optimizer not in prefixes:
             prefixes[optimizer] = _free(prefixes, base)
         return str(prefixes[optimizer])
-    state = _restored.setdefault(variable, _Restored())
+    state = _bindings.setdefault(variable, _Binding())
     state.bases[optimizer] = base
     if state.uid >= 0 and state.bound.get(optimizer) != state.uid and state.uid in _restores_of(optimizer, variable):
         _rebind(variable, optimizer, base, state)
@@ -102,7 +102,7 @@ def current(variable: Any, optimizer: Any) -> tuple[SlotSpec, ...] | None:
     A restore may have given them others since the optimizer's last step. None of one that has said nothing, or whose
     slots went to another one that was restored.
     """
-    state = _restored.get(variable)
+    state = _bindings.get(variable)
     if state is not None and optimizer in variable._row_slots.of and optimizer in state.bases:
         prefix_of(variable, optimizer, state.bases[optimizer])
     found: tuple[SlotSpec, ...] | None = variable._row_slots.of.get(optimizer)
@@ -131,7 +131,7 @@ def restored(variable: Any, uid: int) -> None:
     """Says that a checkpoint has filled the rows of `variable`. `uid` is TensorFlow's number of the restore."""
     if not variable._eager or not tf.executing_eagerly():
         return
-    state = _restored.setdefault(variable, _Restored())
+    state = _bindings.setdefault(variable, _Binding())
     state.uid = uid
     state.unclaimed = slots_there(variable)
     state.had.clear()
@@ -154,7 +154,7 @@ def unclaimed(variable: Any, optimizer: Any, specs: Sequence[SlotSpec]) -> tuple
     Of one that was restored with the table and finds its own slots there. Any other is a change of optimizers, and
     what nobody has is dropped.
     """
-    state = _restored.get(variable)
+    state = _bindings.get(variable)
     if state is None:
         return ()
     state.attached = True
@@ -187,7 +187,7 @@ def drop_slots(variable: Any, prefix: str | None = None) -> tuple[SlotSpec, ...]
     return tuple(slot for slot in there if slot not in others)
 
 
-def _start_fresh(variable: Any, prefix: str, state: _Restored) -> None:
+def _start_fresh(variable: Any, prefix: str, state: _Binding) -> None:
     """Drops the slots of an optimizer that is gone, which the next one of its name is not to find."""
     dropped = drop_slots(variable, prefix)
     if not dropped:
@@ -213,7 +213,7 @@ def _free(prefixes: Any, base: str) -> str:
     return prefix
 
 
-def _rebind(variable: Any, optimizer: Any, base: str, state: _Restored) -> None:
+def _rebind(variable: Any, optimizer: Any, base: str, state: _Binding) -> None:
     """Gives an optimizer the slots that it was restored with, unless another one that was, too, has them."""
     prefixes = variable._row_slots.prefix_of
     wanted = _saved_prefix(variable, optimizer, state.uid) or base
@@ -232,7 +232,7 @@ def _give(variable: Any, optimizer: Any, prefix: str) -> None:
             del prefixes[other]
             held.pop(other, None)
     prefixes[optimizer] = prefix
-    _restored.setdefault(variable, _Restored()).had.add(prefix)
+    _bindings.setdefault(variable, _Binding()).had.add(prefix)
     if optimizer in held:
         held[optimizer] = tuple(
             dataclasses.replace(spec, name=f"{prefix}.{spec.name.partition('.')[2]}") for spec in held[optimizer]

@@ -263,7 +263,7 @@ class SavedTables:
         what, prefix, own = self._slots(entry, one, optimizer), entry["optimizer"], one.own_optimizer()
         if what == "leave" and prefix is not None:
             for part in one.parts:
-                drop_slots(part, prefix)
+                drop_restored_slots(part, prefix)
         if what != "take":
             return
         if own is not None:
@@ -343,7 +343,7 @@ def _set_steps(part: Any, steps: int) -> None:
         part._steps_in_backward = steps  # `apply_in_backward` goes on from there
 
 
-def drop_slots(part: Any, prefix: str | None = None) -> None:
+def drop_restored_slots(part: Any, prefix: str | None = None) -> None:
     """Takes slots out of the rows of a table that was just restored: those of one prefix, or all."""
     if slot_binding.drop_slots(part, prefix):
         slot_binding.restored(part, -1)

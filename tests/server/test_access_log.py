@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,24 @@ def test_a_full_disk_loses_lines_and_no_answers(caplog: pytest.LogCaptureFixture
     log.close()
     assert log.dropped == 3
     assert caplog.text.count("the access log '/dev/full' cannot be written: No space left") == 1
+
+
+def test_lines_go_on_after_one_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names: Iterator[Any] = iter([RuntimeError("a fault of ours"), "ranker"])
+
+    def key_name(headers: Any) -> str:
+        if isinstance(name := next(names), Exception):
+            raise name
+        return str(name)
+
+    log = AccessLog(str(tmp_path / "log"), key_name)
+    answered = Answered("lookup", 200, "", (TableCount("t", 1, 0),), 0.1, 1, 1, None, {}, True)
+    log.add(answered)
+    until(lambda: [1] * log.dropped, 1)
+    log.add(answered)
+    log.close()
+    assert json.loads((tmp_path / "log").read_text())["key"] == "ranker"
+    assert "a fault of ours" in caplog.text and "1 lines of the access log were left out" in caplog.text
 
 
 def test_lines_go_on_whole_when_there_is_room_again(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from itertools import pairwise
@@ -326,3 +327,16 @@ def test_a_snapshot_that_was_cut_is_an_error_with_no_path(version: ServedVersion
 def test_the_reader_in_python_is_the_one_that_explains() -> None:
     with pytest.raises(RequestError, match='member "combinr", expected keys, row_splits'):
         request.parse_lookup(b'{"keys": [], "combinr": 1}', "t", binary=False, key_dtype="int64", max_keys=9)
+
+
+def test_a_lookup_for_which_no_thread_can_be_started_is_an_answer(
+    version: ServedVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookups = Lookups(static_catalog(TableStore(version.path)), SETTINGS)
+
+    def submit(*work: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(lookups._threads, "submit", submit)
+    done = asyncio.run(lookups.answer_in_thread(Ask("lookup", "int64/float32", JSON), b'{"keys": [0]}'))
+    assert (done.status, lookups.running) == (500, 0)

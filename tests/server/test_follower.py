@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -14,13 +18,14 @@ from chain_writer import ChainWriter, without
 
 import kvtools.server.follower as follower_module
 from kvtools.chain import Reason
-from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.errors import BadInputError, CorruptFileError, OutputError
 from kvtools.server.catalog import Catalog
 from kvtools.server.fold import folds_of
 from kvtools.server.follower import Follower
 from kvtools.server.metrics import Metrics
 from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
+from kvtools.server.store import TableStore
 
 ASKED = np.arange(-5, 60)
 
@@ -250,6 +255,42 @@ def test_one_of_two_processes_folds_and_the_other_takes_it_over(
     assert_serves(other, writer)
     (fold,) = folds_of(tmp_path / "cache", writer.folder)
     assert fold.position.sequence == 3
+
+
+def test_a_cache_where_there_are_no_locks_is_named(
+    writer: ChainWriter, follow: Callable[..., Followed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(lock: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    followed = follow()
+    monkeypatch.setattr("kvtools.server.fold.fcntl.flock", flock)
+    cache = tmp_path / "cache"
+    with pytest.raises(OutputError, match=f"folding increments in '{cache}': No locks available; name another --cache"):
+        followed.fold()
+
+
+def test_what_could_not_be_brought_into_memory_is_later(
+    follow: Callable[..., Followed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, failed = TableStore.populate, []
+
+    def populate(self: TableStore, stop: threading.Event) -> None:
+        if not failed:
+            failed.append(1)
+            raise MemoryError
+        plain(self, stop)
+
+    monkeypatch.setattr(follower_module, "_AFTER_FAILURE", 0.0)
+    followed = follow()
+    monkeypatch.setattr(TableStore, "populate", populate)
+    followed.follower.go_on()
+    last = time.monotonic() + 60
+    while not followed.catalog.warm:
+        assert time.monotonic() < last
+        time.sleep(0.001)
+    followed.follower.stop()
+    assert failed
 
 
 def test_what_is_damaged_below_is_found_by_the_fold_and_loaded_anew(

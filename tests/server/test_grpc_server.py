@@ -360,6 +360,24 @@ def test_half_a_message_is_waited_for_as_long_as_half_a_body(catalog: Catalog) -
         server.stop(0)
 
 
+def test_the_port_lives_on_where_the_health_cannot_be_told(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("kvtools.server.grpc_server._HEALTH_EVERY", 0.001)
+    server = start(catalog, Settings(grpc_port=0))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Catalog, "ready", property(lambda self: 1 / 0))
+            last = time.monotonic() + 60
+            while caplog.text.count("ZeroDivisionError") < 2:
+                assert time.monotonic() < last and server._thread.is_alive()
+                time.sleep(0.001)
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            assert ask(channel, STATUS, model_spec={"name": "default"}).model_version_status
+    finally:
+        server.stop(0)
+
+
 def test_connections_are_counted(catalog: Catalog) -> None:
     server = start(catalog, Settings(grpc_port=0, max_connections=2))
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"

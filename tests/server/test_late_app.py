@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import errno
 import subprocess
 import sys
@@ -64,3 +65,19 @@ def test_it_is_made_as_soon_as_there_are_descriptors_for_its_modules(monkeypatch
     app = LateApp(Catalog(), make)
     app.begin()
     assert TestClient(app).get("/openapi.json").status_code == 200 and len(tries) == 3
+
+
+def test_a_request_that_is_cancelled_as_it_waits_takes_no_other_along() -> None:
+    app = LateApp(Catalog(), FastAPI)
+
+    async def ask_and_leave() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/openapi.json"}
+        asked = asyncio.ensure_future(app(scope, None, None))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    asyncio.run(ask_and_leave())
+    app.begin()
+    assert TestClient(app).get("/openapi.json").status_code == 200

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 pytest.importorskip("fastapi")
-from kvtools.server.request import RequestError, body_too_large, parse_keys, parse_lookup
+from kvtools.server.request import RequestError, body_too_large, parse_lookup, table_keys
 from kvtools.server.settings import Settings
 
 
 def parse(body: bytes, *, binary: bool = False, key_dtype: str = "int64", max_keys: int = 10) -> np.ndarray:
-    return parse_keys(body, binary=binary, key_dtype=key_dtype, limits=np.iinfo(key_dtype), max_keys=max_keys)
+    lookup, _ = parse_lookup(body, "", binary=binary, key_dtype=key_dtype, max_keys=max_keys)
+    return table_keys(lookup.keys, key_dtype, np.iinfo(key_dtype))
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,24 @@ def test_a_half_sent_command_does_not_hold_a_connection_for_ever(sample_path: Pa
         assert said == b"+PONG\r\n-ERR a command was not whole within 0.01 s\r\n"
 
 
+def test_time_is_kept_after_a_connection_that_fails(sample_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def check_time(self, now: float, limit: float) -> None:
+            running.remove(self)  # type: ignore[arg-type]
+            raise RuntimeError("the handler is closed")
+
+        def end(self) -> None: ...
+
+    monkeypatch.setattr("kvtools.server.resp._SWEEP", 0.01)
+    with serving(static_catalog(TableStore(sample_path)), body_timeout=0.01) as running:
+        failing = Failing()
+        running._connections.add(failing)  # type: ignore[arg-type]
+        while failing in running._connections:
+            time.sleep(0.001)
+        said = exchange(running.port, b"*2\r\n$3\r\nGET\r\n", end=False)
+        assert said == b"-ERR a command was not whole within 0.01 s\r\n"
+
+
 def test_a_client_that_does_not_read_is_not_read_from(sample_path: Path) -> None:
     keys = 1000
     asked = command("MGET", *["user_emb:9"] * keys)

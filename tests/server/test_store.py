@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -195,6 +196,16 @@ def test_the_log_says_when_a_snapshot_is_made_and_where_it_lies(
     (made,) = snapshots(cache)
     (message,) = caplog.messages
     assert message.startswith(f"made a snapshot of '{path}' in ") and f"'{cache / made}' (" in message
+
+
+def test_a_cache_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(lock: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    path, cache = write(tmp_path / "a.npz", 1), tmp_path / "cache"
+    monkeypatch.setattr("kvtools.server.snapshot_cache.fcntl.flock", flock)
+    with pytest.raises(OutputError, match=f"making a snapshot in '{cache}': No locks available; name another --cache"):
+        TableStore(path, cache=cache)
 
 
 def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:

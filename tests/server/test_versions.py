@@ -422,6 +422,27 @@ def test_a_version_that_could_not_be_finished_is_finished_later(
     assert watched.error(1) == ("OK", "")
 
 
+def test_a_version_that_could_not_be_finished_is_finished_though_no_poll_looks(
+    slow_to_verify: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, failed = TableStore.populate, []
+
+    def populate(self: TableStore, stop: Any) -> None:
+        if not failed:
+            failed.append(1)
+            raise MemoryError
+        plain(self, stop)
+
+    monkeypatch.setattr("kvtools.server.versions._WATCHED_EVERY", 0.01)
+    write_snapshot(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m", poll=None)
+    monkeypatch.setattr(TableStore, "populate", populate)
+    watched.versions.go_on()
+    until(lambda: watched.catalog.warm and watched.error(1) == ("OK", ""))
+    watched.versions.stop()
+    assert failed
+
+
 def test_checksums_may_be_left_alone(settled: None, tmp_path: Path) -> None:
     _flip(write_snapshot(tmp_path / "m", 1))
     assert Watched(tmp_path / "m", verify=False).look() == [1]
@@ -609,6 +630,16 @@ def test_labels_keep_their_versions_and_move_while_it_runs(settled: None, write_
         watched.versions.set_label("m", "canary", 2)
     with pytest.raises(UnknownModelError):
         watched.versions.set_label("x", "canary", 3)
+
+
+def test_a_model_that_goes_as_a_label_comes_is_told_as_unknown(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    monkeypatch.setattr(watched.catalog, "version", lambda model, number: watched.versions.reload([]))
+    with pytest.raises(UnknownModelError, match="there is no model 'm'"):
+        watched.versions.set_label("m", "stable", 1)
 
 
 def test_a_version_written_anew_in_its_place_is_loaded_anew(
@@ -852,6 +883,56 @@ def test_several_models(settled: None, write_version: Write, tmp_path: Path) -> 
     assert not catalog.ready, "d has no version"
 
 
+def test_a_model_may_be_taken_away_while_its_damage_is_found(
+    settled: None, slow_to_verify: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_snapshot(tmp_path / "other", 1)
+    _flip(write_snapshot(tmp_path / "m", 1))
+    watched = Watched(tmp_path / "m")
+    plain = version_loader.VersionLoader.finish
+
+    def finish(self: Any, store: TableStore) -> None:
+        watched.versions.reload([])
+        plain(self, store)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(version_loader.VersionLoader, "finish", finish)
+        watched.versions.go_on()
+        until(lambda: watched.catalog.names() == [])
+        assert watched.versions.reload([]).result(60) == {}
+    other = ModelSource("other", str(tmp_path / "other"))
+    assert watched.versions.reload([other]).result(60) == {}, "the thread goes on"
+    assert said(watched.catalog.version("other")) == 1
+    watched.versions.stop()
+
+
+def test_the_thread_goes_on_where_changes_of_others_cannot_be_read(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(sources_module.os, "kill", lambda pid, number: None)
+    monkeypatch.setattr("kvtools.server.versions._AFTER_FAILURE", 0.0)
+    write_snapshot(tmp_path / "m", 1)
+    (tmp_path / "shared").mkdir()
+    watched = Watched(tmp_path / "m", shared=tmp_path / "shared")
+    watched.versions.go_on()
+    write_snapshot(tmp_path / "m", 2)
+    plain, failed = SharedSources.changed, []
+
+    def changed(self: SharedSources) -> Any:
+        if not failed:
+            failed.append(1)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return plain(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedSources, "changed", changed)
+        with pytest.raises(OSError, match="Too many open files"):
+            watched.versions.reload([ModelSource("m", str(tmp_path / "m"))]).result(60)
+        until(lambda: watched.numbers() == [2])
+    assert "looking for versions failed" in caplog.text
+    watched.versions.stop()
+
+
 def test_workers_hear_of_each_others_changes(
     settled: None, write_version: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -873,6 +954,18 @@ def test_workers_hear_of_each_others_changes(
     assert two.catalog.labels("m") == {"stable": 1}
     assert Watched(tmp_path / "m", "all", shared=shared).catalog.labels("m") == {"stable": 1}, "one that begins later"
     assert len(checked) == 2, "checksums are compared once for all workers"
+
+
+def test_workers_do_without_locks_where_there_are_none(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(lock: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    write_snapshot(tmp_path / "m", 1)
+    monkeypatch.setattr(sources_module.fcntl, "flock", flock)
+    (tmp_path / "shared").mkdir()
+    assert Watched(tmp_path / "m", shared=tmp_path / "shared").numbers() == [1]
 
 
 def write_constant(path: Path, *tables: str, constant: float | None) -> None:

@@ -25,7 +25,6 @@ from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 ANY = ("a finite number", lambda x: True)
 NON_NEGATIVE = ("0 or more", lambda x: x >= 0)
 NON_POSITIVE = ("0 or less", lambda x: x <= 0)
-POSITIVE = ("more than 0", lambda x: x > 0)
 FRACTION = ("at least 0 and less than 1", lambda x: 0 <= x < 1)
 UNIT = ("0 to 1", lambda x: 0 <= x <= 1)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 
+import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -414,6 +416,21 @@ def test_floats_for_integer_inputs_that_are_ids_are_an_error(both_kerases, layer
         with pytest.raises(TypeError, match=r"'basket_ids' of model .* as int64, and got float") as told:
             call()
         assert "fillna" in str(told.value)
+
+
+def test_columns_of_pandas_are_told_by_their_kind():
+    model = _functional(keras, tfplugin.keras, ())
+    ids = pd.Series([3, 1, 2], dtype="Int64")
+    np.testing.assert_array_equal(model(ids), model(np.array([3, 1, 2])))
+    with pytest.raises(TypeError, match=r"'basket_ids' of model .* as int64, and got Float64: "):
+        model(pd.Series([3, 1, 2], dtype="Float64"))
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "Float64"])
+def test_columns_of_pandas_for_models_without_tables_are_keras_own_business(dtype):
+    days = keras.Input((), dtype="int64", name="days")
+    model = keras.Model(days, keras.layers.Embedding(7, DIM)(days))
+    np.testing.assert_array_equal(model(pd.Series([3, 1, 2], dtype=dtype)), model(np.array([3, 1, 2])))
 
 
 def test_floats_for_other_integer_inputs_are_keras_own_business(both_kerases, layers):
