@@ -421,7 +421,8 @@ def _plan(
         size = sum(variable.bytes for variable in variables)
         losses.append(f"{len(variables)} dense variables, {size} bytes: the dialect holds tables only")
         variables = ()
-    bookkeeping = beside.bookkeeping if beside and beside.dialect == dialect.name else ()
+    goes_along = beside is not None and beside.dialect == dialect.name and dialect.holds.variables
+    bookkeeping = beside.bookkeeping if beside and goes_along else ()
     has_graph = beside is not None and any(variable.name == OBJECT_GRAPH for variable in beside.bookkeeping)
     notes = (_NO_OBJECT_GRAPH,) if has_graph and not bookkeeping else ()
     accounts = tuple(
