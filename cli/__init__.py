@@ -1,1 +1,1 @@
-"""The `kvtools` command: `main.py`, and one thin file per command that parses, calls and prints."""
+"""The `kvtools` command: `main.py`, which `start.py` loads, and a file per command that parses, calls and prints."""

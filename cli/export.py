@@ -200,17 +200,7 @@ def run(
     """
     if dry_run and (savedmodel, snapshot, split, keep, next_one) == (None, None, None, None, False):
         savedmodel = Path()
-    if sum(output is not None for output in (savedmodel, snapshot, split)) != 1:
-        raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT or --split OUT, one of them")
-    if split is not None and table:
-        raise UsageError(f"exporting: got --split and --table {table[0]}, expected the whole model, or --snapshot")
-    if warmup is not None and savedmodel is None:
-        why = "a snapshot needs none" if split is None else "a model in two halves takes none"
-        raise UsageError(f"exporting: got --warmup {warmup}, which is for --savedmodel; {why}")
-    if index:
-        if savedmodel is None:
-            raise UsageError(f"exporting: got --index {index}, which is for --savedmodel: a snapshot is its own index")
-        check_index(index)
+    _check_options(savedmodel, snapshot, split, table, warmup, index)
     of_index: dict[str, Any] = {"index": index} if index else {}
     named = next((output for output in (savedmodel, snapshot) if output is not None), split)
     assert named is not None
@@ -246,9 +236,8 @@ def run(
         what["graph"] = trained_graph(checkpoint, wanted, meta)
     if "graph" in what or (snapshot is None and not table and has_custom_operations(Path(checkpoint.path))):
         del what["tables"]
-        what["warmup"] = warm
         how = {"split": split is not None, "force": force, "dry_run": dry_run, "as_json": as_json}
-        _export_model(checkpoint, old, what, of_index, check, **how)
+        _export_model(checkpoint, old, what, of_index, warm, check, **how)
         return
     if split is not None:
         raise UsageError(
@@ -261,22 +250,60 @@ def run(
             if not table
             else f"exporting: got --check {check} and --table: tables alone answer nothing that the model does"
         )
+    how = {"snapshot": snapshot is not None, "force": force, "dry_run": dry_run, "as_json": as_json}
+    _export_tables(checkpoint, old, what, of_index, warm, **how)
+
+
+def _check_options(
+    savedmodel: Path | None,
+    snapshot: Path | None,
+    split: Path | None,
+    table: Sequence[str] | None,
+    warmup: str | None,
+    index: str,
+) -> None:
+    """Raise `UsageError` for options that contradict each other, before anything is opened."""
+    if sum(output is not None for output in (savedmodel, snapshot, split)) != 1:
+        raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT or --split OUT, one of them")
+    if split is not None and table:
+        raise UsageError(f"exporting: got --split and --table {table[0]}, expected the whole model, or --snapshot")
+    if warmup is not None and savedmodel is None:
+        why = "a snapshot needs none" if split is None else "a model in two halves takes none"
+        raise UsageError(f"exporting: got --warmup {warmup}, which is for --savedmodel; {why}")
+    if index:
+        if savedmodel is None:
+            raise UsageError(f"exporting: got --index {index}, which is for --savedmodel: a snapshot is its own index")
+        check_index(index)
+
+
+def _export_tables(
+    checkpoint: Checkpoint,
+    old: OldVersions,
+    what: dict[str, Any],
+    of_index: Mapping[str, Any],
+    warm: Warmup | None,
+    *,
+    snapshot: bool,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     if dry_run:
-        choose = choose_for_snapshot if savedmodel is None else choose_for_saved_model
+        choose = choose_for_snapshot if snapshot else choose_for_saved_model
         _choose_only(checkpoint, choose, what, old, as_json)
         return
     if warm is not None:
         what["warmup"] = warm
-    export = export_snapshot if savedmodel is None else export_saved_model
+    export = export_snapshot if snapshot else export_saved_model
     with progress_bar("exporting") as progress:
         exports = export(checkpoint, old.output, force=force, progress=progress, **what, **of_index)
     old.remove()
     _warn(exports)
-    _warn_of_cuts(checkpoint, {each.name: (each.rows, each.cut) for each in exports}, snapshot=savedmodel is None)
+    _warn_of_cuts(checkpoint, {each.name: (each.rows, each.cut) for each in exports}, snapshot=snapshot)
     order = _order(checkpoint, what, [export.name for export in exports])
-    variables = [] if table else _variables_left_out(checkpoint)
+    variables = [] if what["tables"] else _variables_left_out(checkpoint)
     if as_json:
-        kind = "snapshot" if savedmodel is None else "savedmodel"
+        kind = "snapshot" if snapshot else "savedmodel"
         record = {"path": str(checkpoint.path), kind: str(old.output), **describe_budget(order), **old.described()}
         of_tables = [dataclasses.asdict(export) for export in exports]
         print(dumps({**record, "tables": of_tables, "left_out": variables, **_described(warm)}))
@@ -289,6 +316,7 @@ def _export_model(
     old: OldVersions,
     what: dict[str, Any],
     of_index: Mapping[str, Any],
+    warm: Warmup | None,
     check: int,
     *,
     split: bool,
@@ -296,7 +324,6 @@ def _export_model(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    warm: Warmup | None = what.pop("warmup")
     if dry_run:
         _choose_only(checkpoint, choose_for_split if split else choose_for_model, what, old, as_json)
         return

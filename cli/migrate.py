@@ -27,7 +27,7 @@ from kvtools.cli.progress import progress_bar
 from kvtools.clip import Choice, rows_that_meet
 from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.errors import BadInputError
-from kvtools.migrate import check_output, output_of, plan_tables, write_tables
+from kvtools.migrate import write_tables
 from kvtools.row_filter import condition_of
 from kvtools.shown_tables import counted
 from kvtools.written_bytes import row_bytes_in
@@ -117,24 +117,20 @@ def run(
         if not as_json:
             print_choices(choices)
             print()
-    if output.dry_run:
-        check_output(output_of(out, target, [checkpoint]), target, force=output.force)
-        account = plan_tables(tables, out, target, beside=beside, parts=parts, options=options, strict=strict)
-    else:
-        with progress_bar("migrating") as progress:
-            account = write_tables(
-                tables,
-                out,
-                target,
-                beside=beside,
-                parts=parts,
-                options=options,
-                workers=output.workers,
-                engine=runs_on,
-                progress=progress,
-                strict=strict,
-                verify=verify,
-            )
+    with progress_bar("reading" if output.dry_run else "migrating") as progress:
+        account = write_tables(
+            tables,
+            out,
+            target,
+            beside=beside,
+            parts=parts,
+            options=options,
+            workers=output.workers,
+            engine=runs_on,
+            progress=progress,
+            strict=strict,
+            verify=verify,
+        )
     more: dict[str, Any] = {"source": path, "from": checkpoint.dialect, "dry_run": output.dry_run}
     if condition is not None:
         more["clipped"] = [describe(choice) for choice in choices]

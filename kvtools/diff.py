@@ -83,7 +83,8 @@ class TableDiff:
     `rows_b` = `added` + `changed` + `unchanged`. A row has changed if any column that both tables have differs.
 
     `columns` are those that both have with the same width; `only_in_a` and `only_in_b` name the others. `schema` says
-    what differs in form alone (types, parts, dialect) and `extras` which arrays beside the rows differ.
+    what differs in form alone (types, parts, dialect) and `extras` what beside the rows differs: arrays, by name, and
+    what versions count, where both record it.
     Scores and orders that rows are evicted by are columns; orders, which are of a part, where both have as many parts.
     `added_keys` and `removed_keys` are the first few. `max_change` and `mean_change` are those of the values.
     """
@@ -520,6 +521,15 @@ def _beyond(a: Array, b: Array, rtol: float, atol: float) -> npt.NDArray[np.bool
     return different
 
 
+def _columns_of_parts(x: Array, y: Array) -> tuple[Array, Array]:
+    """Return numbers [n] of both as [n, 1]; as [n, 2], their real and imaginary parts, where some are complex."""
+    if "c" not in (x.dtype.kind, y.dtype.kind):
+        return x[:, None], y[:, None]
+    both = [numbers if numbers.dtype.kind == "c" else numbers.astype(np.complex128) for numbers in (x, y)]
+    before, after = (np.ascontiguousarray(z).view(z.real.dtype).reshape(-1, 2) for z in both)
+    return before, after
+
+
 def _wide(rows: Array) -> npt.NDArray[np.float64]:
     return rows.astype(np.float64)
 
@@ -695,7 +705,15 @@ def _different_extras(a: TableReader, b: TableReader) -> tuple[str, ...]:
         before, after = of_a[name](), of_b[name]()
         if before.shape != after.shape or _different_bits(_flat(before), _flat(after)).any():
             different.add(name)
+    if _count_otherwise(a, b):
+        different.add(f"versions count: {a.schema.version_unit} -> {b.schema.version_unit}")
     return tuple(sorted(different))
+
+
+def _count_otherwise(a: TableReader, b: TableReader) -> bool:
+    """Tell whether the versions of both are known to count different things."""
+    units = {a.schema.version_unit, b.schema.version_unit}
+    return a.schema.has_versions and b.schema.has_versions and len(units) == 2 and "unknown" not in units
 
 
 def _extras_to_compare(table: TableReader) -> dict[str, Callable[[], Array]]:
@@ -732,8 +750,9 @@ def _form(a: TableReader, b: TableReader) -> tuple[str, ...]:
         ("parts", one.parts, two.parts),
         ("freqs", one.freq_dtype, two.freq_dtype),
         ("versions", one.version_dtype, two.version_dtype),
-        ("versions count", one.version_unit, two.version_unit),
     ]
+    if not _count_otherwise(a, b):
+        pairs.append(("versions count", one.version_unit, two.version_unit))
     slots = {slot.name: slot for slot in two.slots}
     pairs += [(f"slot {s.name}", s.dtype, slots[s.name].dtype) for s in one.slots if s.name in slots]
     if "initializer" in one.metadata and "initializer" in two.metadata:
@@ -779,7 +798,7 @@ def _compare_variables(
         if strings:
             changed += int(np.count_nonzero(x != y))
             continue
-        before, after = x[:, None], y[:, None]
+        before, after = _columns_of_parts(x, y)
         exact = before.dtype.kind in "iub" or not (rtol or atol)
         different = _different_bits(before, after) if exact else _beyond(before, after, rtol, atol)
         changed += int(np.count_nonzero(different))

@@ -190,6 +190,7 @@ def write_tables(
         return accounts
 
     if options.dry_run:
+        _check_beginnings(plan, output, options, verify)
         nothing = DroppingWriter(keys_once=dialect.holds.keys_once, memory=options.memory)
         with started(engine), nothing as nowhere:
             account = dataclasses.replace(plan.account, tables=tuple(map(_only_read, fill(nowhere))))
@@ -198,11 +199,7 @@ def write_tables(
         return account
     with started(engine), _staging(str(output), dialect, options) as staging:
         with dialect.write(staging, options) as writer:
-            if verify and not writer.exact:
-                raise UsageError(
-                    f"writing '{output}': got --verify, which compares every number, and --compression"
-                    f" {options.compression}, which rounds; leave one of them out"
-                )
+            _check_comparable(output, writer, options, verify)
             accounts = fill(writer)
         account = dataclasses.replace(plan.account, tables=accounts)
         if strict:
@@ -213,6 +210,32 @@ def write_tables(
         if verify:
             account = _verify(account, written, dialect, tables, plan.fits, options, workers, progress)
     return account
+
+
+def _check_comparable(
+    output: str | os.PathLike[str], writer: CheckpointWriter, options: WriteOptions, verify: bool
+) -> None:
+    if verify and not writer.exact:
+        raise UsageError(
+            f"writing '{output}': got --verify, which compares every number, and --compression"
+            f" {options.compression}, which rounds; leave one of them out"
+        )
+
+
+def _check_beginnings(plan: _Plan, output: str | os.PathLike[str], options: WriteOptions, verify: bool) -> None:
+    """Raise what the dialect's writer refuses of the tables, such as a name, by letting it write them without rows."""
+    dialect = plan.dialect
+    assert dialect.write is not None
+    if dialect.output_kind(str(output)) == "url":
+        return  # nothing may be begun there
+    schemas = [
+        dataclasses.replace(fitted.schema, part_rows=(0,) * fitted.schema.parts, extras=()) for fitted in plan.fits
+    ]
+    with _staging(str(output), dialect, options) as nowhere, dialect.write(nowhere, options) as writer:
+        _check_comparable(output, writer, options, verify)
+        writer.plan(schemas)
+        for schema in schemas:
+            writer.table(schema, lambda: iter(())).close()
 
 
 def _only_read(account: TableAccount) -> TableAccount:
@@ -346,29 +369,6 @@ def _last_rows(table: TableReader, memory: int) -> TableReader:
     return MaskedTable(table, mask)
 
 
-def plan_tables(
-    tables: Sequence[TableReader],
-    output: str | os.PathLike[str],
-    to: str | Dialect,
-    *,
-    beside: Checkpoint | None = None,
-    parts: int | Mapping[str, int] | None = None,
-    options: WriteOptions | None = None,
-    strict: bool = False,
-) -> Account:
-    """Return the account of what `write_tables` would do, having read and written nothing: `rows_read` is 0.
-
-    What depends on the rows themselves, such as frequencies that are cut, only the writing finds. `bytes` are those of
-    the columns, before any compression. Arguments and errors are those of `write_tables`.
-    """
-    output = output_of(output, to, [beside] if beside else [])
-    tables = [_writable(output, to).completed(table) for table in tables]
-    account = _plan(tables, output, to, beside, parts, options or WriteOptions()).account
-    if strict:
-        _check_lossless(account)
-    return account
-
-
 @dataclass(frozen=True)
 class _Plan:
     """How tables become an output; `variables` are the dense variables to write, bookkeeping included."""
@@ -421,7 +421,8 @@ def _plan(
         size = sum(variable.bytes for variable in variables)
         losses.append(f"{len(variables)} dense variables, {size} bytes: the dialect holds tables only")
         variables = ()
-    bookkeeping = beside.bookkeeping if beside and beside.dialect == dialect.name else ()
+    goes_along = beside is not None and beside.dialect == dialect.name and dialect.holds.variables
+    bookkeeping = beside.bookkeeping if beside and goes_along else ()
     has_graph = beside is not None and any(variable.name == OBJECT_GRAPH for variable in beside.bookkeeping)
     notes = (_NO_OBJECT_GRAPH,) if has_graph and not bookkeeping else ()
     accounts = tuple(
@@ -735,11 +736,11 @@ def _staging(output: str, dialect: Dialect, options: WriteOptions) -> Iterator[s
     if kind == "url":
         yield output
     elif kind == "folder":
-        with replace_folder(Path(output), mark=FOLDER_MARK, force=options.force) as folder:
+        with replace_folder(Path(output), mark=FOLDER_MARK, force=options.force, dry_run=options.dry_run) as folder:
             (folder / FOLDER_MARK).write_text(f"{dialect.name}\n")
             yield str(folder)
     else:
-        with replace_files(Path(output), force=options.force) as path:
+        with replace_files(Path(output), force=options.force, dry_run=options.dry_run) as path:
             yield str(path)
 
 
@@ -754,4 +755,4 @@ def _check_room(output: str | os.PathLike[str], dialect: Dialect, fits: Sequence
         )
 
 
-__all__ = ["Account", "TableAccount", "VariableSchema", "check_output", "output_of", "plan_tables", "write_tables"]
+__all__ = ["Account", "TableAccount", "VariableSchema", "check_output", "output_of", "write_tables"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvtools.dialects.arrow_columns import arrow_errors, import_pyarrow, numpy_numbers
-from kvtools.dialects.arrow_input import BatchInput, InputFormat, open_files
+from kvtools.dialects.arrow_input import BatchInput, InputFormat, has_files, open_files
 from kvtools.dialects.arrow_output import CONTENTS, BatchFile, BatchFormat, BatchWriter, check_compression, unsealed
 from kvtools.dialects.arrow_table import ArrowPart
 from kvtools.dialects.bundle.checksum import extend
@@ -21,7 +21,6 @@ from kvtools.dialects.chunk import Array
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.options import OpenOptions
-from kvtools.dialects.table_files import has_file
 from kvtools.dialects.table_record import COUNTER_DTYPES, KEY_DTYPES, VALUE_DTYPES
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import CorruptFileError
@@ -37,15 +36,7 @@ _COMPRESSIONS = {"none": None, "lz4": None, "zstd": (1, 22)}
 
 def sniff(source: Source) -> bool:
     """Tell whether a source is an Arrow file, or a folder with one in it."""
-    if source.is_url:
-        return False
-    try:
-        if source.path.is_dir():  # a TensorFlow checkpoint's folder may have such files beside it
-            return source.location is None and has_file(source.path, SUFFIXES)
-        with open_binary(source.path) as file:
-            return file.read(6) == _MAGIC
-    except OSError:
-        return False
+    return has_files(source, SUFFIXES, _MAGIC)
 
 
 def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:

@@ -16,13 +16,15 @@ from kvtools.dialects.arrow_output import EXTRAS, PART, Contents, read_extra
 from kvtools.dialects.arrow_table import ArrowPart, ArrowTable, stranger_table
 from kvtools.dialects.bundle.checksum import extend
 from kvtools.dialects.chunk import ALL_COLUMNS, Array
+from kvtools.dialects.dialect import Source
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.safe_name import safe_name
 from kvtools.dialects.schema import ExtraSchema, TableSchema
-from kvtools.dialects.table_files import FOLDER_MARK, files_below, group_files, other_files
+from kvtools.dialects.table_files import FOLDER_MARK, files_below, group_files, has_file, other_files
 from kvtools.dialects.table_record import table_schema
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
+from kvtools.remote.stored import open_binary
 
 _OTHERS_TOLD = 3
 
@@ -60,6 +62,19 @@ class InputFormat:
     checksums: str
     suffixes: tuple[str, ...]
     open: Callable[[Path, str, OpenOptions], BatchInput]
+
+
+def has_files(source: Source, suffixes: tuple[str, ...], magic: bytes) -> bool:
+    """Tell whether a source is a file that begins with `magic`, or a folder with one that ends in `suffixes`."""
+    if source.is_url:
+        return False
+    try:
+        if source.path.is_dir():  # a TensorFlow checkpoint's folder may have such files beside it
+            return source.location is None and has_file(source.path, suffixes)
+        with open_binary(source.path) as file:
+            return file.read(len(magic)) == magic
+    except OSError:
+        return False
 
 
 def open_files(path: Path, form: InputFormat, options: OpenOptions) -> Checkpoint:

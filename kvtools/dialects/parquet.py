@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 
 from kvtools.dialects.arrow_columns import arrow_errors, import_pyarrow
-from kvtools.dialects.arrow_input import BatchInput, InputFormat, open_files
+from kvtools.dialects.arrow_input import BatchInput, InputFormat, has_files, open_files
 from kvtools.dialects.arrow_output import CONTENTS, BatchFile, BatchFormat, BatchWriter, check_compression, unsealed
 from kvtools.dialects.arrow_table import ArrowPart
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.options import OpenOptions
-from kvtools.dialects.table_files import has_file
 from kvtools.dialects.table_record import COUNTER_DTYPES, KEY_DTYPES, VALUE_DTYPES
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import CorruptFileError
-from kvtools.remote.stored import for_library, open_binary
+from kvtools.remote.stored import for_library
 
 NAME = "parquet"
 SUFFIXES = (".parquet", ".parq", ".pq")
@@ -44,15 +43,7 @@ _DEFAULT = ("zstd", 1)
 
 def sniff(source: Source) -> bool:
     """Tell whether a source is a Parquet file, or a folder with one in it."""
-    if source.is_url:
-        return False
-    try:
-        if source.path.is_dir():  # a TensorFlow checkpoint's folder may have such files beside it
-            return source.location is None and has_file(source.path, SUFFIXES)
-        with open_binary(source.path) as file:
-            return file.read(4) == _MAGIC
-    except OSError:
-        return False
+    return has_files(source, SUFFIXES, _MAGIC)
 
 
 def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:

@@ -263,7 +263,8 @@ class Writer(CheckpointWriter):
     def _keep_lock(self) -> None:
         while not self._ended.wait(_LOCK_SECONDS / 3):
             with contextlib.suppress(KvtoolsError):
-                self._do("EXPIRE", self._place.key("lock"), _LOCK_SECONDS)
+                if self._is_mine():  # and not of a run that took over
+                    self._do("EXPIRE", self._place.key("lock"), _LOCK_SECONDS)
 
     def _is_mine(self) -> bool:
         return bool(self._do("GET", self._place.key("lock")) == self._mine.encode())

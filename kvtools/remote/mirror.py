@@ -23,7 +23,7 @@ from kvtools.remote.listing import list_folder, list_tree
 from kvtools.remote.remote_file import RemoteFile
 from kvtools.remote.shown import show_root, shown
 from kvtools.remote.store import Entry, Store, store_of
-from kvtools.remote.stored import _remote_files
+from kvtools.remote.stored import forget, register, stored
 from kvtools.remote.url import RemoteUrl, parse
 
 _PREFIX = "kvtools-remote-"
@@ -214,11 +214,10 @@ def _take(url: RemoteUrl, found: dict[tuple[str, ...], Entry], store: Store, *, 
 
 
 def _make(local: Path, entry: Entry, store: Store) -> None:
-    known = _remote_files.get(str(local))
-    if known is not None and known.entry == entry and local.exists():
+    known = stored(local)
+    if isinstance(known, RemoteFile) and known.entry == entry and local.exists():
         return
-    if known is not None:
-        _remote_files.pop(str(local)).become_stale()
+    forget(local)
     if local.is_dir():
         shutil.rmtree(local)
     local.unlink(missing_ok=True)
@@ -229,14 +228,12 @@ def _make(local: Path, entry: Entry, store: Store) -> None:
         os.close(file)
     if entry.modified is not None:
         os.utime(local, (entry.modified, entry.modified))
-    _remote_files[str(local)] = RemoteFile(store, entry, local, shown(str(local)))
+    register(local, RemoteFile(store, entry, local, shown(str(local))))
 
 
 def _forget(local: Path) -> None:
     """Remove what stands for something that is not there any more; whoever reads it gets an error."""
-    gone = [path for path in _remote_files if path == str(local) or path.startswith(f"{local}/")]
-    for path in gone:
-        _remote_files.pop(path).become_stale()
+    forget(local, below=True)
     if local.is_dir():
         shutil.rmtree(local, ignore_errors=True)
     else:

@@ -17,7 +17,7 @@ from kvtools.remote import block_cache
 from kvtools.remote.block_cache import BLOCK, LOCK
 from kvtools.remote.ranges import read_range
 from kvtools.remote.store import Entry, Store
-from kvtools.remote.stored import _GATHERED_AT_ONCE, Places
+from kvtools.remote.stored import Places
 
 _RUN = 128
 """Blocks of one request that somebody waits for, at most: 8 MiB."""
@@ -26,6 +26,8 @@ _LONG_RUN = 512
 _AHEAD = 4096
 """Blocks that are fetched ahead of who reads on: 256 MiB."""
 _STREAMS = 32
+_GATHERED_AT_ONCE = 1024
+"""Blocks that single rows are taken from at once."""
 _ABSENT, _COMING, _HERE = 0, 1, 2
 
 

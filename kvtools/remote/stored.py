@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 _BUFFER = 1 << 14  # less than a block: who reads a header fetches no more
-_GATHERED_AT_ONCE = 1024
-"""Blocks that single rows are taken from at once."""
 
 Places = npt.NDArray[Any]
 
@@ -75,6 +73,21 @@ def stored(path: str | os.PathLike[str]) -> Stored:
     """
     file: Stored = _remote_files.get(os.fspath(path), HERE) if _remote_files else HERE
     return file
+
+
+def register(path: str | os.PathLike[str], file: Stored) -> None:
+    """Have `file` give the bytes of a path from now on."""
+    _remote_files[os.fspath(path)] = file
+
+
+def forget(path: str | os.PathLike[str], *, below: bool = False) -> None:
+    """Have nothing give the bytes of a path, nor `below` it: who reads on in a remote file that was there gets an
+    error."""
+    start = os.fspath(path)
+    for name in [start, *(name for name in _remote_files if below and name.startswith(f"{start}/"))]:
+        gone = _remote_files.pop(name, None)
+        if gone is not None:
+            gone.become_stale()
 
 
 def keep_below(path: str | os.PathLike[str]) -> None:

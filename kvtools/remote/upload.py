@@ -44,13 +44,20 @@ def put_files(files: Sequence[Path], target: Path, *, old: Sequence[str], force:
     assert url is not None
     above = RemoteUrl(url.scheme, url.place, url.parts[:-1])
     put = _Upload(above, url.text)
-    there = put.names_of((), [file.name for file in files] + list(old))
-    if there and not force:
-        raise OutputError(f"writing '{url.text}': '{there[0]}' appeared there meanwhile; name another place")
     paths: dict[tuple[str, ...], Path] = {(file.name,): file for file in files}
     order = list(paths)
-    if len(files) == 1 and url.whole_puts:
-        put.put(paths, order)  # a file takes the place of another at once, or not at all
+    alone = len(files) == 1 and url.whole_puts
+    unknown, there = False, list[str]()
+    try:
+        there = put.names_of((), [file.name for file in files] + list(old))
+    except BadInputError as error:
+        unknown = alone and isinstance(error.__cause__, PermissionError)  # who may write need not be able to list
+        if not unknown:
+            raise OutputError(f"writing '{url.text}': {error}; what is there is as it was") from error
+    if there and not force:
+        raise OutputError(f"writing '{url.text}': '{there[0]}' appeared there meanwhile; name another place")
+    if alone and (there or unknown):
+        put.put_over(files[0], order[0])
         put.remove([(name,) for name in there if (name,) not in paths])
     elif there:
         put.replace(paths, order, [(name,) for name in there], index=order[-1], beside=url.parts[-1])
@@ -97,13 +104,12 @@ class _Upload:
         return "/".join([self.store.name_of(self._place).rstrip("/"), *path])
 
     def names_of(self, folder: tuple[str, ...], names: Sequence[str]) -> list[str]:
-        """Return which of these names there are in a folder below the place."""
+        """Return which of these names there are in a folder below the place; raises as `list_folder` does where that
+        cannot be known."""
         try:
             there = list_folder(self.store, self.name_of(folder), self._place.text)
         except FileNotFoundError:
             return []
-        except BadInputError:
-            return []  # who may write need not be able to list
         return [name for name in dict.fromkeys(names) if name in there]
 
     def put(self, paths: dict[tuple[str, ...], Path], order: Sequence[tuple[str, ...]]) -> None:
@@ -122,6 +128,10 @@ class _Upload:
             if left and isinstance(error, KvtoolsError):
                 raise OutputError(f"{error}; {self._told(left)} could not be removed again: remove them") from error
             raise
+
+    def put_over(self, file: Path, path: tuple[str, ...]) -> None:
+        """Put one file where another may be: it takes its place at once, or not at all, so nothing is taken back."""
+        self._put(file, path, [])
 
     def replace(
         self,

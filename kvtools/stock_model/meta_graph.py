@@ -114,11 +114,6 @@ class MetaGraph:
         """The version of TensorFlow that saved it; empty if it does not say."""
         return text(last(split(last(self.fields, _INFO)), 5))
 
-    @property
-    def custom_operations(self) -> set[str]:
-        """The names of all operations in the graph and its functions."""
-        return {node.op for _, node in self.graph.all_nodes()}
-
 
 @dataclass(frozen=True)
 class Tables:

@@ -194,7 +194,7 @@ class _Training:
             if variables:
                 kept[name] = message((2, message(*((1, one) for one in variables))))
         meta.collections, meta.objects = kept, b""
-        self._leave_out_the_rest(serving, kept)
+        self._leave_out_the_rest(serving | inputs, kept)  # signatures name inputs that no output needs, too
         return Served(meta, frozenset(tensors), files, fed, fetched)
 
     # ---- Tensors ----

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import typer
 
+from kvtools import table_from_arrays, write_tables
 from kvtools.cli.main import COMMANDS, HELD_BACK, build_app, main
+from kvtools.dialects.interface import TableReader
 
 from ..kvtools.chain_files import ChainWriter, row, table_of
 
@@ -156,3 +158,44 @@ def test_a_dry_run_gives_the_account_of_the_real_one(here: Path, capsys: pytest.
     for table in [*planned["tables"], *done["tables"]]:
         table["checks"] = [check.replace(" and written", "") for check in table["checks"]]
     assert planned == done
+
+
+ROW = np.ones((1, 2), np.float32)
+UNFIT: Mapping[str, tuple[TableReader, str, str]] = {
+    "frequencies": (
+        table_from_arrays("u", keys=[1, 2], values=np.repeat(ROW, 2, axis=0), freqs=[2**40, 1]),
+        "tfplus tfplugin tfra",
+        "1 frequencies outside",
+    ),
+    "name": (table_from_arrays("a/u", keys=[1], values=ROW), "sok-legacy", "its name has a '/'"),
+    "keys": (
+        table_from_arrays("u", keys=np.uint64([2**63]), values=ROW),
+        "deeprec tfra tfra_files",
+        "key 9223372036854775808 does not fit int64",
+    ),
+    "versions": (
+        table_from_arrays("u", keys=[1], values=ROW, versions=[2**33], version_unit="steps"),
+        "tfplugin",
+        "version 8589934592 does not fit uint32",
+    ),
+}
+"""Tables, dialects that cannot hold all of them, and what is said of it."""
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_dry_run_of_migrate_says_what_the_real_one_does(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, dialects, why = UNFIT[case]
+    write_tables([table], tmp_path / "in.h5", "hdf5")
+    for dialect in dialects.split():
+        line = ["migrate", f"{tmp_path}/in.h5", f"{tmp_path}/{dialect}", "--to", dialect]
+        statuses = []
+        for more in ([], ["--json"]):
+            planned = main([*line, *more, "--dry-run"]), capsys.readouterr()
+            assert why in "".join(planned[1]) and "nothing left out" not in planned[1].out
+            assert '"lossless": true' not in planned[1].out
+            statuses.append(planned[0])
+        assert not (tmp_path / dialect).exists()
+        done = main(line), capsys.readouterr()
+        assert statuses == [done[0]] * 2 and why in "".join(done[1])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvtools import __version__
+from kvtools.cli import start
 from kvtools.cli.main import COMMANDS, main
 
 
@@ -41,6 +42,20 @@ def test_help_of_a_command_loads_no_tensorflow(tmp_path: Path, command: str) -> 
 def test_inspect_loads_no_tensorflow(tmp_path: Path, sample_path: Path) -> None:
     for arguments in (["inspect", str(sample_path)], ["inspect", str(sample_path), "--json", "--keys", "0"]):
         assert not loaded_by(arguments, tmp_path) & {"tensorflow", "tfplugin", "fastapi", "google.protobuf"}
+
+
+def test_an_interrupt_while_the_command_line_is_loaded_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "kvtools.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "kvtools.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert start.main() == 130
+    assert capsys.readouterr() == ("", "kvtools: interrupted\n")
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtools import table_from_arrays
 from kvtools.array_table import ArrayTable as TableOfArrays
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
-from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema
+from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema, VersionUnit
 from kvtools.diff import compare_checkpoints, compare_tables
 from kvtools.errors import CorruptFileError, UnknownTableError, UsageError
 from kvtools.migrate import write_tables
@@ -331,6 +332,27 @@ def test_dense_variables(save_plain: Any, tmp_path: Path) -> None:
     assert compare_checkpoints(a, a).same and not compare_checkpoints(a, b, rtol=10).same
 
 
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_variables_are_compared_in_both_parts(dtype: Any, save_plain: Any, tmp_path: Path) -> None:
+    numbers = np.array([1 + 2j, -3j, complex(np.nan, 1), 4], dtype)
+    later = numbers + np.array([0, 2j, 0, 0.5 + 0.25j], dtype)
+    a, b = save(save_plain, tmp_path / "a", c=numbers), save(save_plain, tmp_path / "b", c=later)
+    (found,) = compare_checkpoints(a, b).variables
+    assert found.changed == 2 and found.numbers is not None
+    assert (found.numbers.max_change, found.numbers.non_finite) == (2, 0)
+    assert found.numbers.l2_change == pytest.approx(np.linalg.norm([2, 0.5, 0.25]))
+    assert [compare_checkpoints(a, b, atol=atol).variables[0].changed for atol in (0.1, 1, 2)] == [2, 1, 0]
+    assert compare_checkpoints(a, a).same and compare_checkpoints(a, a, atol=1).same
+
+
+def test_complex_and_other_numbers_are_compared_by_value(save_plain: Any, tmp_path: Path) -> None:
+    c = save(save_plain, tmp_path / "c", c=np.array([1.5, 2], np.complex64))
+    for dtype in (np.complex128, np.float32, np.float64):
+        assert compare_checkpoints(c, save(save_plain, tmp_path / "d", c=np.array([1.5, 2], dtype))).same
+        other = save(save_plain, tmp_path / "d", c=np.array([1.5, 3], dtype))
+        assert [one.changed for one in compare_checkpoints(c, other).variables] == [1]
+
+
 def test_tables_of_other_names(save_plain: Any, make_sample: Any, table_tensors: Any, tmp_path: Path) -> None:
     a = save(save_plain, tmp_path / "a", **table_tensors(make_sample("x=1")), **table_tensors(make_sample("gone")))
     b = save(save_plain, tmp_path / "b", **table_tensors(make_sample("y=2"), parts=3), w=np.ones(1))
@@ -370,6 +392,18 @@ def test_lists_of_keys_are_compared_by_key(tmp_path: Path) -> None:
     counts = counts.copy()
     counts[4] += 1
     assert compare_tables(three, reader(tmp_path / "c", table(counts), 7)).extras == ("filtered_freqs",)
+
+
+def test_versions_that_count_other_things_differ() -> None:
+    def counting(unit: VersionUnit) -> TableReader:
+        return table_from_arrays("emb", KEYS, np.ones((7, 2)), versions=np.full(7, 20_000), version_unit=unit)
+
+    found = compare_tables(counting("steps"), counting("days"))
+    assert not found.same and found.same_rows
+    assert found.extras == ("versions count: steps -> days",) and found.schema == ()
+    assert compare_tables(counting("days"), counting("days")).same
+    unsaid = compare_tables(counting("unknown"), counting("days"))
+    assert unsaid.same and unsaid.schema == ("versions count: unknown -> days",)
 
 
 def test_what_training_makes_of_tables_is_told(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from kvtools.dialects.tfplugin import DIALECT, Writer
 from kvtools.dialects.writing import WriteOptions
 from kvtools.diff import compare_tables
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, OutputError, UsageError
-from kvtools.migrate import plan_tables, write_tables
+from kvtools.migrate import write_tables
 from kvtools.partition import owners
 from kvtools.row_mask import RowMask
 from kvtools.table_view import MaskedTable
@@ -100,21 +100,20 @@ def test_parts_are_those_of_the_rule(tmp_path: Path, sample_path: Path, parts: i
             assert all((owners(chunk.keys, parts, "floor_mod") == part).all() for chunk in written.chunks(part=part))
 
 
-def test_a_plan_reads_and_writes_nothing(tmp_path: Path) -> None:
-    source = table(parts=3)
-    source.read_part = None  # type: ignore[assignment, method-assign]
-    account = plan_tables([source], tmp_path / "out", holding(slots=False))
-    assert account.tables[0].losses == ("optimizer slots Adam.m: the dialect has none",)
-    assert (account.tables[0].rows_read, account.tables[0].rows_written, account.tables[0].bytes) == (0, 20, 400)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_strict_refuses_what_would_be_lost(tmp_path: Path, sample_path: Path) -> None:
     checkpoint = open_checkpoint(sample_path)
     target = holding(slots=False, freq_dtypes=(), variables=False)
-    for write in (write_tables, plan_tables):
+    for dry_run in (True, False):
+        options = WriteOptions(dry_run=dry_run)
         with pytest.raises(CheckFailedError) as raised:
-            write(checkpoint.select(["ads/emb"]), tmp_path / "out", target, beside=checkpoint, strict=True)
+            write_tables(
+                checkpoint.select(["ads/emb"]),
+                tmp_path / "out",
+                target,
+                beside=checkpoint,
+                options=options,
+                strict=True,
+            )
         message = str(raised.value)
         assert "2 dense variables, 32 bytes" in message
         assert "table 'ads/emb': optimizer slots Adam.m, Adam.v" in message and "frequencies" in message

@@ -14,6 +14,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,19 @@ class TestReplacing:
             OutputError, match=r"process 1 of host elsewhere is writing there; wait until it has ended, or 60"
         ):
             DIALECT.write(url, WriteOptions())
+
+    def test_a_run_keeps_its_own_lock_and_nobody_elses(
+        self, url: str, client: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        writer = DIALECT.write(url, WriteOptions())
+        for lock, kept in ((writer._mine, True), (json.dumps({"host": "elsewhere", "pid": 1}), False)):
+            client.set("kvtools:lock", lock, ex=5)
+            turns = iter([False, True])
+            with monkeypatch.context() as patched:
+                patched.setattr(writer, "_ended", SimpleNamespace(wait=lambda _, turns=turns: next(turns)))
+                writer._keep_lock()
+            assert (client.ttl("kvtools:lock") > 5) == kept
+        writer.abort()
 
     def test_keys_that_are_there_twice_are_refused(self, url: str, client: Any) -> None:
         table = ArrayTable("emb", np.array([1, 2, 1, 1]), np.ones((4, 2), np.float32))

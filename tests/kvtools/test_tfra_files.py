@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvtools import table_from_arrays
+from kvtools.cli.main import main
 from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import TableReader
@@ -61,6 +63,28 @@ def test_the_folder_of_the_checkpoints_step_comes_first(tmp_path: Path) -> None:
     assert read(open_checkpoint(tmp_path / "ckpt-7").table("fs_emb")) != EXPECTED
     write(tmp_path / "TFRADynamicEmbedding-7", "fs_emb_mht_1of1_rank0_size1")
     assert read(open_checkpoint(tmp_path / "ckpt-7").table("fs_emb")) == EXPECTED
+
+
+REWRITES = {
+    "migrate": ("--to", "tfra_files", "--verify"),
+    "reshard": ("--parts", "3"),
+    "rename": ("--table", "fs_emb=renamed"),
+    "cast": ("--to-value-dtype", "float64"),
+    "repair": (),
+}
+
+
+@pytest.mark.parametrize("command", REWRITES)
+def test_a_folder_with_a_checkpoint_beside_it_is_written_anew_without_that(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [command, str(TFRA / "filesystem"), str(tmp_path / "out"), *REWRITES[command], "--json"]
+    for more in (["--dry-run"], []):
+        assert main([*arguments, *more]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["lossless"] and any("object graph" in note for note in told["notes"])
+    (table,) = open_checkpoint(tmp_path / "out").tables.values()
+    assert read(table) == read(open_checkpoint(TFRA / "filesystem").table("fs_emb"))
 
 
 @pytest.mark.parametrize("stem", ["a_b_mht_1of1_rank0_size1", "a_b_mht_1of1", "a_b"])

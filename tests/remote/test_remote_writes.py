@@ -134,6 +134,48 @@ def test_a_single_file_takes_the_place_of_another_at_once(bucket: Bucket) -> Non
     assert puts(bucket) == ["t.npz"] and value_of(url) == 2
 
 
+@pytest.mark.parametrize("listing", ["allowed", "denied"])
+def test_a_single_file_that_is_not_taken_leaves_the_old_one(bucket: Bucket, listing: str) -> None:
+    url = f"{bucket.url}/t.npz"
+    write_tables([table(1)], url, "npz")
+
+    def before(request: Request) -> Answer | None:
+        denied = request.method == "PUT" or (listing == "denied" and "list-type" in request.path)
+        return refusal(403, "AccessDenied") if denied else None
+
+    bucket.proxy.before = before
+    with pytest.raises(OutputError, match="denies access"):
+        write_tables([table(2)], url, "npz", options=FORCE)
+    bucket.proxy.before = lambda request: refusal(403, "AccessDenied") if "list-type" in request.path else None
+    assert value_of(url) == 1
+    write_tables([table(2)], url, "npz", options=FORCE)
+    assert value_of(url) == 2
+
+
+@pytest.mark.parametrize(("status", "code"), [(503, "SlowDown"), (403, "AccessDenied")])
+def test_a_listing_that_fails_is_not_taken_for_an_empty_folder(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, status: int, code: str
+) -> None:
+    url = f"{bucket.url}/a/model.ckpt"
+    write_tables([table(1)], url, "tfplugin")
+    old = {name: bucket.get(name) for name in bucket.names()}
+    real = upload.list_folder
+
+    def before(request: Request) -> Answer | None:
+        failing = "list-type" in request.path or (request.method == "PUT" and request.path.endswith(".index"))
+        return refusal(status, code) if failing else None
+
+    def listed(*arguments: Any) -> Any:
+        bucket.proxy.before = before
+        return real(*arguments)
+
+    monkeypatch.setattr(upload, "list_folder", listed)
+    with pytest.raises(OutputError, match="what is there is as it was"):
+        write_tables([table(2)], url, "tfplugin", options=FORCE)
+    bucket.proxy.before = None
+    assert {name: bucket.get(name) for name in bucket.names()} == old
+
+
 def test_what_a_store_did_not_take_whole_is_not_made_visible(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     real = upload._Upload._put
 

@@ -383,6 +383,25 @@ def test_a_sparse_placeholder_is_three_tensors(tmp_path: Path, capsys: pytest.Ca
     assert got["y"].tolist() == [[8, 9], [0, 0], [0, 0]]
 
 
+def test_an_input_that_no_output_needs_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def build() -> Any:
+        ids, v = v1.placeholder(tf.int64, [None], "ids"), v1.placeholder(tf.float32, [None], "extra")
+        tf.negative(v, name="made")
+        table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+        v1.add_to_collection("fill", table.upsert([1, 2], [[1.0, 2.0], [3.0, 4.0]]))
+        with tfplugin.inference_mode():
+            tf.identity(tf.nn.embedding_lookup(table, ids), name="y")
+
+    arguments = ["export", str(small(tmp_path, build)), "--savedmodel", str(tmp_path / "out"), "--output", "y=y"]
+    for name, tensor in (("ids", "ids"), ("extra", "extra:0"), ("made", "made")):
+        arguments += ["--input", f"{name}={tensor}"]
+    assert main([*arguments, "--check", "2"]) == 0
+    assert "serving_default: 2 requests, 1 outputs each: the same to the bit" in capsys.readouterr().out
+    fed = {"ids": np.array([2, 7]), "extra": np.zeros(1, np.float32), "made": np.zeros(1, np.float32)}
+    (got,) = session_answers(tmp_path / "out", "serving_default", [fed])
+    assert got["y"].tolist() == [[3, 4], [0, 0]]
+
+
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("saver", ["renamed", "sharded", "none"])
 @pytest.mark.every_case
