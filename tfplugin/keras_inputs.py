@@ -1,8 +1,9 @@
-"""Floats for the integer inputs of functional models of Keras 3 and tf_keras, in which layers look up tables.
+"""What is no id for the integer inputs of functional models of Keras 3 and tf_keras, in which layers look up tables.
 
 Keras casts what a model is called on to the dtypes of its inputs, and says nothing: a column of ids in which a value is
-missing, which pandas keeps as float64, comes as float32 and trains rows of other ids. A layer sees integers only. So it
-is told here, where an input of ids leads to a table, and not of other inputs.
+missing, which pandas keeps as float64, comes as float32 and trains rows of other ids; ids beyond 2^31 for an input of
+int32 are cut, and several share a row. A layer sees integers of that dtype only. So it is told here, where an input of
+ids leads to a table, and not of other inputs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfplugin.embedding_layers.built_by_shape import is_building
@@ -20,23 +22,53 @@ from tfplugin.wrapped_method import defining_class, wrap_method, wrap_property
 
 
 def _check(model: Any, value: Any, reference: Any) -> None:
-    """Raises TypeError where `value` has floats for `reference`, an integer input that leads to a table."""
+    """Looks at a `value` for `reference`, an integer input that leads to a table.
+
+    Raises:
+      TypeError: `value` has floats.
+      tf.errors.InvalidArgumentError: it has integers that the dtype of the input has not; in a graph when that runs.
+    """
     dtype = tf.as_dtype(getattr(reference, "dtype", None) or tf.float32)
-    if not dtype.is_integer or is_building():
-        return
     got = getattr(value, "dtype", None)
-    if got is None or not _is_floating(got):
+    if got is None or not dtype.is_integer or is_building():
+        return
+    if not _is_floating(got) and not _is_wider(got, dtype):
         return
     layer = first_holder(reference)
     if layer is None:
         return
-    raise TypeError(
+    told = (
         f"Input '{_maker(reference).name}' of model '{model.name}' has the ids of layer '{layer.name}', as "
-        f"{dtype.name}, and got {getattr(got, 'name', got)}: Keras would cast it, and floats have lost the digits of "
-        "large ids. Give the model integers. A column of pandas in which values are missing is float64: fill them "
-        'before ids become floats (read the column as "Int64", then column.fillna(0).to_numpy("int64")). Ids from a '
-        "matrix of floats are cast in the model, from an input of floats."
+        f"{dtype.name}, and got {getattr(got, 'name', got)}"
     )
+    if not _is_floating(got):
+        way_out = f"Make the Input with dtype='{getattr(got, 'name', got)}'."
+        _check_fits(
+            value, dtype, f"{told} with ids beyond that: Keras would cut them, and rows be of other ids. {way_out}"
+        )
+        return
+    raise TypeError(
+        f"{told}: Keras would cast it, and floats have lost the digits of large ids. Give the model integers. A column "
+        'of pandas in which values are missing is float64: fill them before ids become floats (read the column as "Int'
+        '64", then column.fillna(0).to_numpy("int64")). Ids from a matrix of floats are cast in the model, from an '
+        "input of floats."
+    )
+
+
+def _check_fits(value: Any, dtype: tf.DType, told: str) -> None:
+    numbers = value.flat_values if isinstance(value, tf.RaggedTensor) else value
+    numbers = numbers.values if isinstance(numbers, tf.SparseTensor) else numbers
+    if tf.is_tensor(numbers) or isinstance(numbers, np.ndarray):
+        numbers = tf.convert_to_tensor(numbers)
+        tf.debugging.assert_equal(tf.cast(tf.cast(numbers, dtype), numbers.dtype), numbers, told)
+
+
+def _is_wider(dtype: Any, than: tf.DType) -> bool:
+    """Whether a dtype of TensorFlow or NumPy is one of integers with more bits."""
+    try:
+        return bool(tf.as_dtype(dtype).is_integer and tf.as_dtype(dtype).size > than.size)
+    except TypeError:  # of pandas
+        return False
 
 
 def _is_floating(dtype: Any) -> bool:

@@ -5,7 +5,8 @@ An optimizer of ``compile`` never sees a table by itself: Keras knows weights of
 of the model and its layers. The step takes their gradients along with those of the weights, scales, clips and
 accumulates them along with those, and hands them to the optimizer, whose ``apply_gradients`` then goes the way of an
 `OptimizerWrapper`. So a ``train_step`` of a user's own trains them, too. One that updates a table itself is found out
-before: by a trace of it that nobody runs.
+before: by a trace of it that nobody runs, in which no table is among the weights. Where a step cannot be traced, or not
+without them, all are left to Keras.
 
 A loop by hand, which asks a model or a layer for its trainable weights, is given the tables, too; Keras itself, which
 counts, saves and builds by those, is not.
@@ -15,11 +16,13 @@ What would go unnoticed is an error:
 - an optimizer that cannot update a table, at ``compile`` if the table is there, else before the first step;
 - a step that looks a table up to train it, and updates it in no way: the table is in no layer, or the ``train_step``
   gives the optimizer other weights;
+- a step that updates a table among its weights, and by itself once more;
 - a step that updates a table in its backward pass, while its optimizer scales the loss.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import inspect
@@ -73,11 +76,13 @@ class TrainedTables:
     Attributes:
       parts: their parts, by id.
       optimizers: by the id of a part, the optimizer that its layer was given; others have the model's.
+      updates: of each part, how often the step has updated it among its weights.
     """
 
     def __init__(self) -> None:
         self.parts: dict[int, Any] = {}
         self.optimizers: dict[int, Any] = {}
+        self.updates: collections.Counter[int] = collections.Counter()
 
     @staticmethod
     def of_model(model: Any) -> TrainedTables:
@@ -180,14 +185,13 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
             decided = _decided.setdefault(model, {})
             every = frozenset(trained.parts)
             if not tf.executing_eagerly() or every not in decided:
-                with _look() as looked, _among_the_weights(TrainedTables()):
-                    step(*step_args, **step_kwargs)
-                decided[every] = frozenset(id(part) for part, _ in looked.left_out())
+                decided[every] = every - _updated_by(functools.partial(step, *step_args, **step_kwargs))
             trained.keep(decided[every])
         with _among_the_weights(trained), _in_clusters(compiled), step_record.recording() as found:
             outputs = step(*step_args, **step_kwargs)
         note_looked_up(model, found)
         wrong = _not_updated(model, found) or _updated_by_scaled_gradients(model, found)
+        wrong = wrong or _updated_twice(model, found, trained)
         if wrong is None and _is_of_keras(model, own):  # others may have functions of losses, too
             wrong = _not_penalized(model, found)
         if wrong is not None:
@@ -213,11 +217,16 @@ def _is_of_keras(model: Any, own: Any) -> bool:
     return own is None and owner is not None and owner.__module__.partition(".")[0] in ("keras", "tf_keras")
 
 
-@contextlib.contextmanager
-def _look() -> Iterator[step_record.StepRecord]:
-    """Records what a step would do, in a graph that nobody runs."""
-    with func_graph.FuncGraph("look").as_default(), step_record.recording() as found:
-        yield found
+def _updated_by(step: Callable[[], Any]) -> frozenset[int]:
+    """The parts of tables that a step updates by itself, as it says in a graph that nobody runs."""
+    with (
+        func_graph.FuncGraph("look").as_default(),
+        step_record.recording() as found,
+        contextlib.suppress(Exception),  # of values and weights that are not there; others come again as the step runs
+        _among_the_weights(TrainedTables()),
+    ):
+        step()
+    return frozenset(found.updates())
 
 
 def _make_train_function(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -268,6 +277,20 @@ def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
         f"The training step of model '{model.name}' looks up key-value variable "
         f"{quoted(table_name(part, table) for part, table in left_out)}, and nothing updates it: {why}. Its rows would "
         f"stay as they are. {left_out[0][1]._how_to_train}"
+    )
+
+
+def _updated_twice(model: Any, step: step_record.StepRecord, trained: TrainedTables) -> str | None:
+    """What is wrong with a step that updates a table among its weights and by itself, too; None if all is well."""
+    updates = step.updates()
+    twice = [trained.parts[key] for key, among in trained.updates.items() if updates[key] > among]
+    if not twice:
+        return None
+    return (
+        f"The training step of model '{model.name}' updates key-value variable "
+        f"{quoted(table_name(part, part) for part in twice)} twice: among the trainable_weights, and by an optimizer "
+        "that it gives the table itself. Leave it to the first; or give the layer that holds it an optimizer of its "
+        "own (optimizer=)."
     )
 
 
@@ -322,6 +345,27 @@ def _apply_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any, *
     pairs = list(pairs)
     if trained is None:
         trained = TrainedTables.of_pairs(pairs)
+    elif not pairs and not trained.parts:  # of tables that a look leaves out
+        return None
+    with _counted(trained):
+        return _apply_to_tables(original, optimizer, trained, pairs, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _counted(trained: TrainedTables) -> Iterator[None]:
+    """Counts the updates of tables among the weights."""
+    step = step_record.current()
+    if step is None:
+        yield
+        return
+    before = step.updates()
+    yield
+    trained.updates.update({key: count for key, count in (step.updates() - before).items() if key in trained.parts})
+
+
+def _apply_to_tables(
+    original: Callable[..., Any], optimizer: Any, trained: TrainedTables, pairs: list[Any], *args: Any, **kwargs: Any
+) -> Any:
     if not any(id(variable) in trained.parts for _, variable in pairs):
         with row_averages.apart(innermost(optimizer)):
             return original(optimizer, pairs, *args, **kwargs)
@@ -462,6 +506,16 @@ def _given_weights(original: Callable[..., Any], optimizer: Any, *args: Any, **k
         return [variable for variable in given if not isinstance(variable, KvVariable)]
 
     return original(optimizer, *map(weights, args), **{name: weights(given) for name, given in kwargs.items()})
+
+
+@tf.autograph.experimental.do_not_convert
+def _compute_gradients(
+    original: Callable[..., Any], optimizer: Any, loss: Any, var_list: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """What ``minimize`` of tf_keras takes gradients by: a tape knows of lookups by itself, and cannot watch a table."""
+    if callable(loss) and not callable(var_list) and any(isinstance(one, KvVariable) for one in var_list):
+        return original(optimizer, loss, lambda: var_list, *args, **kwargs)
+    return original(optimizer, loss, var_list, *args, **kwargs)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -606,6 +660,9 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
             yield wrap_method(optimizer, "finalize_variable_values", _finalize)
         if "apply" in vars(optimizer):
             yield wrap_method(optimizer, "apply", _apply)
+        for method in ("compute_gradients", "_compute_gradients"):
+            if method in vars(optimizer):
+                yield wrap_method(optimizer, method, _compute_gradients)
     named = [cls for cls in vars(keras.optimizers).values() if isinstance(cls, type)]
     for optimizer in dict.fromkeys([*named, *_optimizers(keras)]):
         if "build" in vars(optimizer):

@@ -7,6 +7,7 @@ as it is.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ class StepRecord:
     def __init__(self) -> None:
         self.looked_up: dict[int, tuple[Any, Any]] = {}
         self._to_train: set[int] = set()
-        self._updated: set[int] = set()
+        self._updates: collections.Counter[int] = collections.Counter()
         self._scaled: dict[int, tuple[Any, Any]] = {}
         self.loss_scaler: Any = None
         self.penalized: set[int] = set()
@@ -46,7 +47,7 @@ class StepRecord:
 
     def note_update(self, table: Any) -> None:
         """Notes that an optimizer has the table in its list."""
-        self._updated.update(id(part) for part in table._kv_parts)
+        self._updates.update(id(part) for part in table._kv_parts)
 
     def note_backward_update(self, part: Any) -> bool:
         """Notes that a backward pass reaches a table that it updates; returns whether it may, as no loss is scaled."""
@@ -62,9 +63,13 @@ class StepRecord:
                 if id(part) not in self.looked_up:
                     self.note_lookup(table, train=True)
 
+    def updates(self) -> collections.Counter[int]:
+        """How often each part was in the list of an optimizer, by id."""
+        return self._updates.copy()
+
     def left_out(self) -> list[tuple[Any, Any]]:
         """Parts looked up to be trained that are in no optimizer's list, each with what it was looked up through."""
-        return [self.looked_up[key] for key in self.looked_up if key in self._to_train and key not in self._updated]
+        return [self.looked_up[key] for key in self.looked_up if key in self._to_train and not self._updates[key]]
 
     def scaled(self) -> list[tuple[Any, Any]]:
         """Parts whose updates in the backward pass got the gradients of a scaled loss, as `left_out` gives them."""
@@ -88,6 +93,12 @@ def recording() -> Iterator[StepRecord]:
     step.note_accesses(watcher.watched_variables())
 
 
+def current() -> StepRecord | None:
+    """The record of the calling thread, if there is one."""
+    step: StepRecord | None = getattr(_now, "step", None)
+    return step
+
+
 def note_lookup(table: Any, train: bool) -> None:
     """Tells tapes, functions and the record that there is one of a lookup of `table`.
 
@@ -102,33 +113,33 @@ def note_lookup(table: Any, train: bool) -> None:
         )
     if table.trainable:
         resource_variable_ops.variable_accessed(table)
-    step: StepRecord | None = getattr(_now, "step", None)
+    step = current()
     if step is not None:
         step.note_lookup(table, train)
 
 
 def note_update(table: Any) -> None:
     """Tells the record, if there is one, that `table` gets an update or could get one."""
-    step: StepRecord | None = getattr(_now, "step", None)
+    step = current()
     if step is not None and hasattr(table, "_kv_parts"):
         step.note_update(table)
 
 
 def note_backward_update(part: Any) -> bool:
     """Tells the record, if there is one, that a backward pass is to update `part`; returns whether it may."""
-    step: StepRecord | None = getattr(_now, "step", None)
+    step = current()
     return step is None or step.note_backward_update(part)
 
 
 def note_scaled_loss(optimizer: Any) -> None:
     """Tells the record, if there is one, that the loss of the step is scaled."""
-    step: StepRecord | None = getattr(_now, "step", None)
+    step = current()
     if step is not None:
         step.loss_scaler = optimizer
 
 
 def note_penalty(table: Any) -> None:
     """Tells the record, if there is one, that a regularizer looks at rows of `table`."""
-    step: StepRecord | None = getattr(_now, "step", None)
+    step = current()
     if step is not None:
         step.penalized.update(id(part) for part in table._kv_parts)

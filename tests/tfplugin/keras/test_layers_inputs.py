@@ -418,6 +418,47 @@ def test_floats_for_integer_inputs_that_are_ids_are_an_error(both_kerases, layer
         assert "fillna" in str(told.value)
 
 
+def _narrow(keras, layers):
+    ids = keras.Input((3,), dtype="int32", name="basket_ids")
+    return keras.Model(ids, keras.layers.Dense(1)(layers.Embedding(DIM, "mean", name="basket")(ids)))
+
+
+def _narrow_sequential(keras, layers):
+    rows = layers.Embedding(DIM, "mean", name="basket", key_dtype="int32")
+    return keras.Sequential([keras.Input((3,), dtype="int32", name="basket_ids"), rows, keras.layers.Dense(1)])
+
+
+def _narrow_ragged(keras, layers):
+    ids = keras.Input((None,), dtype="int32", ragged=True, name="basket_ids")
+    return keras.Model(ids, keras.layers.Dense(1)(layers.Embedding(DIM, "mean", name="basket")(ids)))
+
+
+@pytest.mark.parametrize("make", [_narrow, _narrow_sequential])
+def test_integers_that_an_input_of_ids_has_not_are_an_error(both_kerases, layers, make):
+    model = make(both_kerases, layers)
+    model.compile("adam", "mse")
+    small, ids = np.array([[1, -2, 3]]), np.array([[7, 7 + 2**32, -(2**31) - 1]])
+    model.fit(small, np.ones((1, 1)), verbose=0)
+    assert model.predict(small, verbose=0).shape == model(tf.constant(small)).shape == (1, 1)
+    for call in (
+        lambda: model.fit(ids, np.ones((1, 1)), verbose=0),
+        lambda: model.predict(ids, verbose=0),
+        lambda: model(ids),
+        lambda: model(tf.constant(ids)),
+    ):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="basket_ids.* as int32, and got int64 with "
+        ):
+            call()
+
+
+def test_integers_that_a_ragged_input_has_not_are_an_error():
+    model = _narrow_ragged(tf_keras, tfplugin.tf_keras)
+    assert model(tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)).shape == (2, 1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="got int64 with ids beyond that"):
+        model(tf.ragged.constant([[1, 2**40], [3]], dtype=tf.int64))
+
+
 def test_columns_of_pandas_are_told_by_their_kind():
     model = _functional(keras, tfplugin.keras, ())
     ids = pd.Series([3, 1, 2], dtype="Int64")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from keras_pairs import DIM, assert_alike, batches, held, losses, pair
 
 import tfplugin
@@ -58,6 +61,93 @@ def test_a_train_step_that_trains_trainable_weights(both_kerases, step, eagerly)
     ours, dense = (list(losses(model, DATA)) for model in models.models)
     np.testing.assert_allclose(ours, dense, rtol=1e-5)
     assert_alike(models, IDS)
+
+
+def _eager_values_step(model, data):
+    """As only eager code can be: it looks at values."""
+    returned = _step(model, data)
+    assert float(returned["loss"].numpy()) < 1e9
+    return returned
+
+
+def _inference_step(model, data):
+    """Without dropout, as fine-tuning is done."""
+    ids, labels = data[:2]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(ids, training=False) - labels) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("step", "eagerly"),
+    [(_eager_values_step, True), (_inference_step, False), (_inference_step, True)],
+    ids=["values", "training=False, traced", "training=False, eager"],
+)
+def test_a_train_step_of_any_kind_trains_trainable_weights(both_kerases, step, eagerly):
+    keras = both_kerases
+    models = pair(keras, build=_model_with(keras, step))
+    for model in models.models:
+        model.predict(IDS, verbose=0)
+    models.compile(lambda: keras.optimizers.SGD(0.05), run_eagerly=eagerly)
+    before = models.ours.predict(IDS, verbose=0)
+    ours, dense = (list(losses(model, DATA)) for model in models.models)
+    np.testing.assert_allclose(ours, dense, rtol=1e-5)
+    assert_alike(models, IDS)
+    assert (models.ours.predict(IDS, verbose=0) != before).any()
+
+
+def _factors(keras, embeddings, in_turns):
+    """A model without dense weights. In turns each step looks up, and trains, one of its two layers."""
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = embeddings
+            self.steps = 0
+
+        def call(self, ids):
+            return tf.reduce_sum(self.one(ids) * self.two(ids), -1)
+
+        def train_step(self, data):
+            ids, labels = data[:2]
+            self.steps += 1
+            layers = [self.one, self.two] if not in_turns else [(self.one, self.two)[self.steps % 2]]
+            with tf.GradientTape() as tape:
+                scores = tf.reduce_sum(tf.reduce_prod([layer(ids) for layer in layers], 0), -1)
+                loss = tf.reduce_mean((scores - labels) ** 2)
+            weights = [weight for layer in layers for weight in layer.trainable_weights]
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"loss": loss}
+
+    return Model()
+
+
+@pytest.mark.parametrize(
+    ("eagerly", "in_turns"), [(False, False), (True, False), (True, True)], ids=["traced", "eager", "eager, in turns"]
+)
+def test_an_optimizer_of_tables_only(both_kerases, eagerly, in_turns):
+    """The two tables are trained in each step, or one in each."""
+    keras = both_kerases
+    embedding = importlib.import_module(
+        "tfplugin.tf_keras" if keras.__name__ == "tf_keras" else "tfplugin.keras"
+    ).Embedding
+    initializer = keras.initializers.Constant(0.5)
+    tables = [embedding(4, name=name, initializer=0.5) for name in ("one", "two")]
+    stock = [keras.layers.Embedding(7, 4, embeddings_initializer=initializer) for _ in tables]
+    ids, labels = np.arange(12).reshape(4, 3) % 7, np.zeros((4, 1))
+    models = [_factors(keras, embeddings, in_turns) for embeddings in (tables, stock)]
+    for model in models:
+        model(ids)
+        model.compile(keras.optimizers.SGD(0.1), run_eagerly=eagerly)
+        model.optimizer.build(model.trainable_variables)
+        for _ in range(4):
+            model.fit(ids, labels, verbose=0)
+    for table, layer in zip(tables, stock, strict=True):
+        keys, rows = (array.numpy() for array in table.table.export()[:2])
+        np.testing.assert_allclose(rows, layer.get_weights()[0][keys], rtol=1e-5)
+        assert (rows < 0.49).all()
 
 
 def test_apply_of_keras_3():
@@ -120,6 +210,21 @@ def test_a_train_step_that_updates_its_table_keeps_its_way(both_kerases, make, r
     assert (rows_of(left, IDS) != 0.5).all()
 
 
+@pytest.mark.parametrize("optimizers", [tf_keras.optimizers, tf_keras.optimizers.legacy], ids=["tf_keras", "legacy"])
+def test_minimize_of_tf_keras(optimizers):
+    def step(model, data):
+        ids, labels = data[:2]
+        loss = lambda: tf.reduce_mean((model(ids, training=True) - labels) ** 2)  # noqa: E731
+        model.optimizer.minimize(loss, model.trainable_variables)
+        return {"loss": loss()}
+
+    models = pair(tf_keras, build=_model_with(tf_keras, step))
+    models.compile(lambda: optimizers.SGD(0.05))
+    ours, dense = (list(losses(model, DATA)) for model in models.models)
+    np.testing.assert_allclose(ours, dense, rtol=1e-5)
+    assert_alike(models, IDS)
+
+
 def test_two_optimizers_for_two_parts_of_a_model(both_kerases, make, rows_of):
     keras = both_kerases
     tables = [make(DIM, name, initializer=0.5) for name in ("one", "two")]
@@ -157,6 +262,27 @@ def test_two_optimizers_for_two_parts_of_a_model(both_kerases, make, rows_of):
     model.fit(IDS, LABELS, verbose=0)
     assert (rows_of(tables[0], IDS) != 0.5).all()
     assert (rows_of(tables[1], IDS) == 0.5).all()
+
+
+def test_a_train_step_that_updates_a_table_twice_says_so(both_kerases, make):
+    """Where nothing can be seen of that before: the step looks at values."""
+    keras = both_kerases
+    table = make(DIM, "twice")
+
+    def step(model, data):
+        ids, labels = data[:2]
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean((model(ids, training=True) - labels) ** 2)
+        assert float(loss.numpy()) < 1e9
+        weights = model.trainable_weights
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        tfplugin.OptimizerWrapper(keras.optimizers.SGD(0.1)).apply_gradients([(tape.gradient(loss, table), table)])
+        return {"loss": loss}
+
+    model = _model_with(keras, step)(keras, held(keras, table))
+    model.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
+    with pytest.raises(ValueError, match=r"updates key-value variable 'twice:0' twice"):
+        model.fit(IDS, LABELS, verbose=0)
 
 
 def test_a_train_step_that_leaves_a_table_out_says_so(both_kerases, make):
