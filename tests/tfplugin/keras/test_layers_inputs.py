@@ -446,9 +446,7 @@ def test_integers_that_an_input_of_ids_has_not_are_an_error(both_kerases, layers
         lambda: model(ids),
         lambda: model(tf.constant(ids)),
     ):
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match="basket_ids.* as int32, and got int64 with "
-        ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"basket_ids.* as int32, and got int64 with "):
             call()
 
 
