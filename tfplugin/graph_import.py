@@ -48,10 +48,11 @@ def variable_from_proto(original: Callable[..., Any], variable_def: Any, import_
 
 def refuse_saver(saveables: Sequence[Any]) -> tf.Operation | None:
     """An op that fails in the place of what saves or restores; None if no table of an imported graph is among it."""
-    variables = {variable for collection in _COLLECTIONS for variable in tf.compat.v1.get_collection(collection)}
+    # In a function of eager code variables have no hash.
+    variables = [variable for collection in _COLLECTIONS for variable in tf.compat.v1.get_collection(collection)]
     tables = [variable for variable in variables if isinstance(variable, VariableOfTable)]
     read = {saveable.op.name for saveable in saveables if isinstance(saveable, ResourceVariableSaveable)}
-    names = sorted(table.op.name for table in tables if table._graph_element.name in read)
+    names = sorted({table.op.name for table in tables if table._graph_element.name in read})
     return tf.raw_ops.Assert(condition=False, data=[_refusal(names)], summarize=-1) if names else None
 
 

@@ -429,3 +429,13 @@ def test_a_checkpoint_of_objects_restores_by_names_what_a_saver_wrote(tmp_path, 
     other = tf.get_kv_variable("another", 2, partitioner=partitioned(parts))
     with pytest.raises(AssertionError):
         tf.train.Checkpoint(t=other).restore(path).assert_consumed()
+
+
+def test_a_saver_of_dense_variables_in_a_function_of_eager_code():
+    """As `tf.saved_model.load` makes one for a model of TensorFlow 1 that came without."""
+
+    def build():
+        v1.get_variable("w", [2], use_resource=True)
+        return tf.convert_to_tensor(v1.train.Saver().saver_def.filename_tensor_name)
+
+    assert v1.wrap_function(build, [])().numpy() == b"save/Const:0"
