@@ -32,7 +32,8 @@ def _check(model: Any, value: Any, reference: Any) -> None:
     got = getattr(value, "dtype", None)
     if got is None or not dtype.is_integer or is_building():
         return
-    if not _is_floating(got) and not _is_wider(got, dtype):
+    floating = _is_floating(got)
+    if not floating and not _is_wider(got, dtype):
         return
     layer = first_holder(reference)
     if layer is None:
@@ -41,7 +42,7 @@ def _check(model: Any, value: Any, reference: Any) -> None:
         f"Input '{_maker(reference).name}' of model '{model.name}' has the ids of layer '{layer.name}', as "
         f"{dtype.name}, and got {getattr(got, 'name', got)}"
     )
-    if not _is_floating(got):
+    if not floating:
         way_out = f"Make the Input with dtype='{getattr(got, 'name', got)}'."
         _check_fits(
             value, dtype, f"{told} with ids beyond that: Keras would cut them, and rows be of other ids. {way_out}"

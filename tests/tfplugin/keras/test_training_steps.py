@@ -28,11 +28,11 @@ def _model_with(keras, train_step):
     return build
 
 
-def _step(model, data):
+def _step(model, data, training=True):
     """As the guides of Keras write it."""
     ids, labels = data[:2]
     with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((model(ids, training=True) - labels) ** 2)
+        loss = tf.reduce_mean((model(ids, training=training) - labels) ** 2)
     gradients = tape.gradient(loss, model.trainable_variables)
     model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
     return {"loss": loss}
@@ -72,12 +72,7 @@ def _eager_values_step(model, data):
 
 def _inference_step(model, data):
     """Without dropout, as fine-tuning is done."""
-    ids, labels = data[:2]
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((model(ids, training=False) - labels) ** 2)
-    gradients = tape.gradient(loss, model.trainable_variables)
-    model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-    return {"loss": loss}
+    return _step(model, data, training=False)
 
 
 @pytest.mark.parametrize(
