@@ -249,6 +249,7 @@ def _deserialize_variable(cls: Any, proto: Any, **kwargs: Any) -> KvVariable:
         policies=Policies.from_json(config.get("policies", "")),
         part=config["part"],
         parts=config["parts"],
+        parts_beside=config["parts"],  # those of a model are on the device of who loads it
         partitioned_name=config["partitioned_name"],
     )
 

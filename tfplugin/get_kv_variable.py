@@ -267,6 +267,7 @@ def get_kv_variable(
                     policies=policies.of_part(of),
                     part=part,
                     parts=of,
+                    parts_beside=-(-of // max(1, placement.parameter_servers())),
                     partitioned_name=None if parts is None else full_name,
                 )
             add_to_collections(variable, collections, trainable)
@@ -277,6 +278,7 @@ def get_kv_variable(
             made = make(full_name, 0, 1)
         else:
             made = PartitionedKvVariable(full_name, [make(f"{full_name}/part_{i}", i, parts) for i in range(parts)])
+            placement.tell_neighbours(list(made))
         store[full_name] = made
     return made
 

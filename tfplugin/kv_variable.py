@@ -61,6 +61,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
       dim: width of a row.
       shape: [None, dim].
       part, parts: which part of how many this is; (0, 1) when not partitioned.
+      parts_beside: how many of these are on its device: they share out the locks that one table would have.
       max_capacity: the most rows that a batch leaves behind; 0: any number.
       eviction: which rows go first: ``"lru"``, ``"lfu"``, ``"custom"``, ``"epoch_lru"`` or ``"epoch_lfu"``.
       max_hbm: bytes of a GPU's memory that rows may take; None: no bound.
@@ -115,6 +116,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         policies: Policies | None = None,
         part: int = 0,
         parts: int = 1,
+        parts_beside: int = 1,
         partitioned_name: str | None = None,
         read_only: bool = False,
         starts_initialized: bool = False,
@@ -137,6 +139,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         self.policies = policies or Policies()
         self.part = part
         self.parts = parts
+        self.parts_beside = parts_beside
         #: The name of the whole variable, of which this may be a part.
         self.partitioned_name = partitioned_name
         #: What the parts of a table have in common.
@@ -207,6 +210,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
             # A model's folder may not be there where it is served.
             max_memory=0 if self._read_only else self.max_memory or 0,
             spill="" if self._read_only else self.spill or "",
+            parts_beside=self.parts_beside,
             policies=self.policies.to_json(),
             read_only=self._read_only,
             initial=self.kv_initializer.to_json() if self._starts_initialized and not anonymous else "",
@@ -747,6 +751,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
                 policies=self.policies,
                 part=self.part,
                 parts=self.parts,
+                parts_beside=self.parts_beside,
                 partitioned_name=self.partitioned_name,
                 read_only=self._read_only,
             )

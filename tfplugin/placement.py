@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import device as tf_device
 from tensorflow.python.framework import ops as tf_ops
@@ -51,6 +53,16 @@ def like_a_variable(name: str, dtype: tf.DType, dim: int) -> Iterator[tf.Tensor]
     # After the probe: to ignore colocation is to ignore device functions, too.
     with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(table_device(probe.device)):
         yield probe
+
+
+def tell_neighbours(parts: Sequence[Any]) -> None:
+    """In a graph: tells the handle of each part of a variable how many of them a device function put beside it."""
+    if context.executing_eagerly():
+        return
+    beside = collections.Counter(part.handle.device for part in parts)
+    for part in parts:
+        part.parts_beside = beside[part.handle.device]
+        part.handle.op._set_attr("parts_beside", attr_value_pb2.AttrValue(i=part.parts_beside))
 
 
 def on_device_of(table: Any) -> contextlib.AbstractContextManager[Any]:

@@ -30,8 +30,9 @@ class HandleOp : public Kernel {
         ctx, "container", &container_, "shared_name", &shared_name_, "anonymous", &anonymous_, "variable",
         &config_.name, "key_dtype", &config_.key_dtype, "dtype", &config_.value_dtype, "dim", &config_.dim,
         "capacity_hint", &config_.capacity_hint, "max_capacity", &config_.max_capacity, "eviction", &eviction,
-        "max_hbm", &config_.max_hbm, "max_memory", &config_.max_memory, "spill", &config_.spill, "policies",
-        &policies, "read_only", &config_.read_only, "initial", &initial, "initial_rows", &initial_rows_));
+        "max_hbm", &config_.max_hbm, "max_memory", &config_.max_memory, "spill", &config_.spill,
+        "parts_beside", &config_.parts_beside, "policies", &policies, "read_only", &config_.read_only,
+        "initial", &initial, "initial_rows", &initial_rows_));
     config_.eviction = EvictionNamed(eviction);
     if (shared_name_.empty()) shared_name_ = name();
     constexpr int64_t kMaxDim = int64_t{1} << 24;  // the table engine's

@@ -10,7 +10,8 @@ namespace kvtools {
 // A table with a max_capacity evicts; see kvtable/eviction.h. Lookups of a read-only table never insert,
 // whatever their mode. `max_hbm` is of a table on a GPU: the bytes of its memory that rows may take; -1: any
 // number. `max_memory` and `spill` are of a table on a CPU: the bytes of memory that its rows may take, and the folder of
-// the file that has the others; 0 and nothing: all are in memory. `policies` says which keys get a row and which rows go, as `policies` of kvmeta does
+// the file that has the others; 0 and nothing: all are in memory. `parts_beside`: how many parts of the same variable are on
+// the device, the table included; they share out the locks of one. `policies` says which keys get a row and which rows go, as `policies` of kvmeta does
 // (docs/checkpoint-layout.md; see table_policies.h). `dtype` and `shape` are what TensorFlow
 // reads from a variable's handle op when it imports a MetaGraph. With `initial`, an initializer as in
 // KvTableInitialize and its rows as bytes, the table is there, empty, as soon as its resource is. The handle says that it
@@ -31,6 +32,7 @@ REGISTER_OP("KvTableHandle")
     .Attr("max_hbm: int >= -1 = -1")
     .Attr("max_memory: int >= 0 = 0")
     .Attr("spill: string = ''")
+    .Attr("parts_beside: int >= 1 = 1")
     .Attr("policies: string = ''")
     .Attr("read_only: bool = false")
     .Attr("initial: string = ''")

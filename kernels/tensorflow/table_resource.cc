@@ -37,6 +37,7 @@ std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializ
     fill(&options);
     options.max_memory = config_.max_memory;
     options.spill = config_.spill;
+    options.parts_beside = config_.parts_beside;
     options.name = config_.name;
     std::shared_ptr<kvtable::Table> table = kvtable::Table::Create(options);
     table->set_admitter(admitter());

@@ -33,6 +33,7 @@ struct TableConfig {
   int64_t max_hbm = -1;      // of a table on a GPU: bytes of its memory for rows; -1: any number
   int64_t max_memory = 0;    // bytes of memory for rows; 0: any number
   std::string spill;         // the folder of the file with the others
+  int64_t parts_beside = 1;  // parts of the same variable on the same device, this one included
   bool read_only = false;    // lookups never insert
   std::shared_ptr<Gpu> gpu;  // that the table is on; null: the CPU
 };

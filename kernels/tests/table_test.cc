@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/hash.h"
 #include "check.h"
 #include "kvtable/parallel_for.h"
 #include "throws.h"
@@ -291,10 +292,75 @@ void InitialValuesThatAreNoneOfTheTypeAreRefused() {
   }
 }
 
+// Keys at home in the first and in the last bucket, so many that they fill the buckets after it, also from the last one on
+// to the first ones.
+void KeysFarFromTheirHomeAreFound() {
+  std::vector<int64_t> keys;
+  std::vector<int64_t> absent;
+  for (int64_t key = 0; keys.size() < 300 || absent.size() < 100; ++key) {
+    const uint32_t low = static_cast<uint32_t>(Mix64(static_cast<uint64_t>(key)));
+    if (low >= uint32_t{1} << 21 && low < ~uint32_t{0} - (uint32_t{1} << 21)) continue;
+    (keys.size() < 300 ? keys : absent).push_back(key);
+  }
+  const auto table = MakeTable({}, 1);
+  std::vector<float> values;
+  for (const int64_t key : keys) values.push_back(static_cast<float>(key % 1000));
+  table->Upsert(keys.data(), 300, values.data(), {}, Serial());
+  std::vector<int64_t> wanted;
+  const auto check = [&](int64_t gone) {
+    wanted.clear();
+    for (size_t i = 0; i < keys.size(); ++i) {
+      wanted.push_back(keys[i]);
+      if (i % 3 == 0) wanted.push_back(absent[i / 3]);
+    }
+    std::vector<float> rows(wanted.size());
+    const std::unique_ptr<bool[]> found(new bool[wanted.size()]);
+    table->Gather(wanted.data(), static_cast<int64_t>(wanted.size()), rows.data(), Missing::kZeros, nullptr,
+                  0, found.get(), Serial());
+    for (size_t w = 0; w < wanted.size(); ++w) {
+      const auto at = std::find(keys.begin() + gone, keys.end(), wanted[w]);
+      CHECK(found[w] == (at != keys.end()));
+      CHECK(rows[w] == (found[w] ? values[static_cast<size_t>(at - keys.begin())] : 0.0f));
+    }
+  };
+  check(0);
+  table->Remove(keys.data(), 150, Serial());
+  check(150);
+}
+
+// The shards of all parts of a variable are as many as those of one table, or a little more; never fewer.
+void PartsOfOneVariableShareOutItsShards() {
+  const auto shards_of = [](int64_t parts_beside) {
+    TableOptions options;
+    options.dim = 1;
+    options.parts_beside = parts_beside;
+    const auto table = Table::Create(options);
+    const std::vector<int64_t> keys = Keys(10000);
+    Insert(table.get(), keys);
+    std::vector<float> rows(keys.size());
+    std::vector<uint64_t> positions(keys.size());
+    table->Gather(keys.data(), 10000, RowsOut(rows.data(), positions.data()), Missing::kZeros, nullptr, 0,
+                  nullptr, Serial());
+    std::set<uint64_t> shards;
+    for (const uint64_t position : positions) shards.insert(position >> 32);
+    return static_cast<int64_t>(shards.size());
+  };
+  const int64_t whole = shards_of(1);
+  CHECK(whole >= 8);
+  for (const int64_t parts : {2, 3, 5, 8, 100}) {
+    const int64_t shards = shards_of(parts);
+    CHECK(shards >= 2 && shards * parts >= whole);
+    // More than one table's where that has as many as there can be: on a machine of many processors.
+    CHECK(whole == 64 || shards == 2 || shards * parts < 2 * whole);
+  }
+}
+
 }  // namespace
 }  // namespace kvtable
 
 int main() {
+  kvtable::KeysFarFromTheirHomeAreFound();
+  kvtable::PartsOfOneVariableShareOutItsShards();
   kvtable::RemovedRowsAreListedWithoutCopyingTheListEachTime();
   kvtable::SlotsThatOneShardHasNoMemoryForChangeNoShard();
   kvtable::NoKeyIsExportedTwice();

@@ -70,6 +70,21 @@ def test_a_lookup_of_parts_is_one_op(make):
     assert not types & {"DynamicPartition", "DynamicStitch", "ParallelDynamicStitch", "KvTableGather"}
 
 
+def test_parts_know_how_many_of_them_are_on_their_device(make):
+    assert [part.parts_beside for part in _parts(make, 5)] == [5] * 5
+    v1 = tf.compat.v1
+    partitioner = v1.fixed_size_partitioner(5)
+    with tf.Graph().as_default():
+        alone = tfplugin.get_kv_variable("alone", 2)
+        beside = tfplugin.get_kv_variable("beside", 2, partitioner=partitioner)
+        with v1.device(v1.train.replica_device_setter(ps_tasks=3)):
+            spread = tfplugin.get_kv_variable("spread", 2, partitioner=partitioner)
+    told = [[p.handle.op.get_attr("parts_beside") for p in variable._kv_parts] for variable in (alone, beside, spread)]
+    assert told[:2] == [[1], [5] * 5]
+    on = [part.handle.device for part in spread]
+    assert told[2] == [on.count(device) for device in on] and sorted(told[2]) == [1, 2, 2, 2, 2]
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3, 4)], ids=str)
 def test_ids_of_any_shape(make, shape):
     variable = _parts(make, 3, dim=5)

@@ -103,7 +103,7 @@ class ShardedTable(trackable.Trackable):
                     self.init_size // self.shard_num,
                     self.kv_creator.config,
                     device,
-                    **({"part": i, "parts": self.shard_num, "whole": name} if self._by_modulo else {}),
+                    **(self._part(i, name) if self._by_modulo else {}),
                     **({} if self.names is None else {"names": self.names}),
                     **({"policies": policies} if policies else {}),
                 )
@@ -121,6 +121,11 @@ class ShardedTable(trackable.Trackable):
         self.rows_elsewhere = any(getattr(table, "rows_elsewhere", False) for table in self._tables)
         if self.rows_elsewhere:
             self._one, self._many, self.checkpoint = None, False, False
+
+    def _part(self, i: int, name: str) -> dict[str, Any]:
+        """Which part of what table `i` is."""
+        beside = self.devices.count(self.devices[i])
+        return {"part": i, "parts": self.shard_num, "parts_beside": beside, "whole": name}
 
     @property
     def tables(self) -> list[Any]:

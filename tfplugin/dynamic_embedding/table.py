@@ -66,6 +66,7 @@ class CuckooHashTable(TableFiles, SavedColumn, trackable.Trackable):
         *,
         part: int = 0,
         parts: int = 1,
+        parts_beside: int = 1,
         whole: str | None = None,
         max_capacity: int = 0,
         eviction: str = "lru",
@@ -99,6 +100,7 @@ class CuckooHashTable(TableFiles, SavedColumn, trackable.Trackable):
                 policies=policies,
                 part=part,
                 parts=parts,
+                parts_beside=parts_beside,
                 partitioned_name=whole if parts > 1 else None,
                 starts_initialized=True,
             )

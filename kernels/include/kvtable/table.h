@@ -55,8 +55,11 @@ struct TableOptions {
   Initializer initializer;
   std::vector<SlotSpec> slots;
   int64_t capacity_hint = 0;  // rows to make room for at once; growth is automatic
-  int shards = 0;             // a power of two up to 64; 0 takes four per CPU, at least 8
-  bool huge_pages = true;     // ask for 2 MiB pages where the system gives them
+  // A power of two up to 64; 0 takes four per CPU, at least 8. Parts of one variable in one process share these out, with
+  // two each at least: a lookup that reads all of them reads no more places than that of a variable in one part.
+  int shards = 0;
+  int64_t parts_beside = 1;  // parts of its variable that are in this process, itself included
+  bool huge_pages = true;    // ask for 2 MiB pages where the system gives them
   // The most rows that a batch leaves behind; 0: any number. A bounded table keeps a score for each row,
   // which costs up to 22 bytes, and lets one batch at a time change rows. While a batch runs there may be as
   // many rows more as it has keys.

@@ -52,13 +52,23 @@ KVTABLE_ALWAYS_INLINE inline void FindRows(const Places& places, const uint64_t*
     homes[static_cast<size_t>(i)] = home;
   }
   const int64_t misses = search_homes(keys, homes.data(), count, rows, elsewhere.data());
-  for (int64_t m = 0; m < misses; ++m) {
-    const uint32_t i = elsewhere[static_cast<size_t>(m)];
-    __builtin_prefetch(places.shard(i).index.Next(homes[i], homes[i]));
-  }
-  for (int64_t m = 0; m < misses; ++m) {
-    const uint32_t i = elsewhere[static_cast<size_t>(m)];
-    rows[i] = places.shard(i).index.FindElsewhere(keys[i], homes[i]);
+  // A bucket further in each round, so that all of them wait for memory together.
+  std::array<const Bucket*, kBlock> at;
+  for (int64_t m = 0; m < misses; ++m) at[static_cast<size_t>(m)] = homes[elsewhere[static_cast<size_t>(m)]];
+  for (int64_t left = misses; left > 0;) {
+    int64_t kept = 0;
+    for (int64_t m = 0; m < left; ++m) {
+      const uint32_t i = elsewhere[static_cast<size_t>(m)];
+      const BucketIndex& index = places.shard(i).index;
+      const Bucket* const bucket = index.Next(at[static_cast<size_t>(m)], homes[i]);
+      if (bucket == nullptr) continue;
+      rows[i] = BucketIndex::Match(keys[i], bucket);
+      if (rows[i] != BucketIndex::kNoRow) continue;
+      __builtin_prefetch(bucket + 1);
+      elsewhere[static_cast<size_t>(kept)] = i;
+      at[static_cast<size_t>(kept++)] = bucket;
+    }
+    left = kept;
   }
 }
 

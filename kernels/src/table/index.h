@@ -63,10 +63,6 @@ class BucketIndex {
   }
 
   uint32_t Find(uint64_t key, const Bucket* home) const { return FindFrom(key, home, home); }
-  // Of a key that is not in its home bucket.
-  uint32_t FindElsewhere(uint64_t key, const Bucket* home) const {
-    return FindFrom(key, Next(home, home), home);
-  }
 
   // Makes room for one more key, so that the next Insert cannot fail. Throws Error(kResourceExhausted).
   void PrepareInsert() {

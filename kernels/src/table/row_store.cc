@@ -24,10 +24,11 @@ size_t RowStore::SlabUsed(int slab) const {
 void RowStore::PointAt(int slab) {
   const uintptr_t begin = SlabBegin(slab);
   const Slab& s = slabs_[slab];
-  base_[base_bits_ + slab] = {
-      reinterpret_cast<uintptr_t>(SlabData(slab)) - begin * static_cast<uintptr_t>(row_bytes_),
-      reinterpret_cast<uintptr_t>(s.stamps.data()) - begin * sizeof(RowStamp),
-      reinterpret_cast<uintptr_t>(s.live.data()) - begin / 8};
+  const size_t bits = static_cast<size_t>(base_bits_ + slab);
+  rows_of_slab_[bits] =
+      reinterpret_cast<uintptr_t>(SlabData(slab)) - begin * static_cast<uintptr_t>(row_bytes_);
+  stamps_of_slab_[bits] = reinterpret_cast<uintptr_t>(s.stamps.data()) - begin * sizeof(RowStamp);
+  live_of_slab_[bits] = reinterpret_cast<uintptr_t>(s.live.data()) - begin / 8;
 }
 
 void RowStore::PrepareAllocate() {

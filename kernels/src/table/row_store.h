@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -44,7 +45,7 @@ class RowStore {
   // The bytes of a row; of a store with a cache, of one that is in memory.
   char* Row(uint32_t row) const {
     if (__builtin_expect(cache_ != nullptr, 0)) return cache_->Row(row);
-    return reinterpret_cast<char*>(BaseOf(row).rows + row * static_cast<uintptr_t>(row_bytes_));
+    return reinterpret_cast<char*>(rows_of_slab_[SlabBits(row)] + row * static_cast<uintptr_t>(row_bytes_));
   }
   // What a lookup goes on with: the address of a row; of a store with a cache, kByNumber and its number, by which the
   // cache, which is asked to be near, tells where it is.
@@ -65,7 +66,7 @@ class RowStore {
   // What keeps rows in a file; null: all rows are in memory.
   RowCache* cache() const { return cache_.get(); }
   RowStamp* StampOf(uint32_t row) const {
-    return reinterpret_cast<RowStamp*>(BaseOf(row).stamps + row * uintptr_t{sizeof(RowStamp)});
+    return reinterpret_cast<RowStamp*>(stamps_of_slab_[SlabBits(row)] + row * uintptr_t{sizeof(RowStamp)});
   }
   bool IsLive(uint32_t row) const { return (*LiveWord(row) >> (row % 64) & 1) != 0; }
 
@@ -141,12 +142,9 @@ class RowStore {
     Region live;
   };
   // Addresses from which row * size leads to the element: the slab's memory less what earlier slabs hold.
-  // Numbers, because no pointer may lie outside its array.
-  struct alignas(32) SlabBase {
-    uintptr_t rows = 0;
-    uintptr_t stamps = 0;
-    uintptr_t live = 0;  // bytes
-  };
+  // Numbers, because no pointer may lie outside its array. Those of slab k are at base_bits_ + k: the highest bit of
+  // the sum of a row's number and first_slab_rows_. Most rows are in the last two slabs, so that lookups read one line.
+  using SlabBases = std::array<uintptr_t, 32>;
   static constexpr int kMaxSlabs = 32 - kMinBaseBits + 1;
   // Where rows of another size are going to lie.
   struct NextRows {
@@ -155,9 +153,11 @@ class RowStore {
     Region nursery;
   };
 
-  const SlabBase& BaseOf(uint32_t row) const { return base_[31 - __builtin_clz(row + first_slab_rows_)]; }
+  size_t SlabBits(uint32_t row) const {
+    return 31 - static_cast<size_t>(__builtin_clz(row + first_slab_rows_));
+  }
   uint64_t* LiveWord(uint32_t row) const {
-    return reinterpret_cast<uint64_t*>(BaseOf(row).live + row / 64 * sizeof(uint64_t));
+    return reinterpret_cast<uint64_t*>(live_of_slab_[SlabBits(row)] + row / 64 * sizeof(uint64_t));
   }
   size_t SlabRows(int slab) const { return size_t{1} << (base_bits_ + slab); }
   size_t SlabBegin(int slab) const { return SlabRows(slab) - (size_t{1} << base_bits_); }
@@ -182,14 +182,16 @@ class RowStore {
   size_t SlabUsed(int slab) const;
   void PointAt(int slab);
 
+  // What lookups read, first.
   int64_t row_bytes_;
   std::unique_ptr<RowCache> cache_;
+  uint32_t first_slab_rows_ = 1u << kMinBaseBits;
   int base_bits_ = kMinBaseBits;
   uint32_t high_water_ = 0;
   uint64_t capacity_ = 0;  // rows that the slabs hold
-  uint32_t first_slab_rows_ = 1u << kMinBaseBits;
-  SlabBase base_
-      [32];  // slab k's at base_bits_ + k: the highest bit of the sum of a row's number and first_slab_rows_
+  alignas(64) SlabBases rows_of_slab_{};
+  SlabBases stamps_of_slab_{};
+  SlabBases live_of_slab_{};  // bytes
   Region nursery_;
   std::vector<Slab> slabs_;
   std::vector<uint32_t> free_;

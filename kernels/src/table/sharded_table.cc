@@ -19,11 +19,12 @@ namespace {
 
 constexpr int64_t kMaxDim = int64_t{1} << 24;
 
-int DefaultShards() {
+int64_t DefaultShards(int64_t parts_beside) {
   cpu_set_t cpus;
   const int count = ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-  int shards = 8;
-  while (shards < 4 * count && shards < kMaxShards) shards *= 2;
+  const int64_t of_variable = std::max<int64_t>(8, int64_t{4} * count);
+  int64_t shards = 2;
+  while (shards * parts_beside < of_variable && shards < kMaxShards) shards *= 2;
   return shards;
 }
 
@@ -43,7 +44,8 @@ ShardedTable::ShardedTable(const TableOptions& options)
       initial_(
           std::make_shared<InitialValue>(options.initializer, options.value_type, options.dim, padding_key_)),
       ages_(options.expiry) {
-  int shards = options.shards == 0 ? DefaultShards() : options.shards;
+  int64_t shards =
+      options.shards == 0 ? DefaultShards(std::max<int64_t>(1, options.parts_beside)) : options.shards;
   // Fewer where each would have memory for but a few rows.
   const int64_t well = 16 * RowCache::kLeastRows * RowCache::BytesInMemory(layout_->row_bytes);
   while (options.shards == 0 && options.max_memory > 0 && shards > 1 && options.max_memory / shards < well) {
