@@ -19,6 +19,7 @@ WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 # The C++ tests that are about threads.
 CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test expiry_test spill_test
+OTHER_TESTS := $(filter-out $(CONCURRENCY_TESTS),$(basename $(notdir $(wildcard kernels/tests/*_test.cc))))
 
 # For `make wheels` and `make matrix`: interpreters by version or path, and minor versions of TensorFlow; all, if empty.
 PYTHONS ?=
@@ -77,7 +78,9 @@ test-all: ## everything that must pass: `make test`, and some half an hour more
 	@$(MAKE) --no-print-directory test-rest
 
 # What test-all adds to test: the whole grids, more examples of each property, sanitizers, other engines, CUDA's compiler.
-test-rest: setup setup-horovod redis chromium peers spark sanitize
+test-rest: setup setup-horovod redis chromium peers spark
+	kernels/tests/run.sh address build/address $(BIN)/cmake
+	kernels/tests/run.sh thread build/thread $(BIN)/cmake $(OTHER_TESTS)
 	$(PYTEST) -m 'thorough or hypothesis' --hypothesis-profile=thorough --costs=build/costs-rest.jsonl
 
 test-durations: ## write what each file took in the last `make test-all` into docs/testing.md

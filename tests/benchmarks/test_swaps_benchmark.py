@@ -16,15 +16,15 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.mark.thorough
-def test_no_request_fails_in_a_minute_of_swaps_and_memory_stays_flat(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "swaps.py"), "--minutes", "1", "--rate", "200", "--rows", "400000"]
+def test_no_request_fails_in_half_a_minute_of_swaps_and_memory_stays_flat(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "swaps.py"), "--minutes", "0.5", "--rate", "200", "--rows", "400000"]
     command += ["--keys", "50", "--every", "3", "--output", str(tmp_path), "--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("*.json")
     result = json.loads(path.read_text())
     assert not result["failures"] and result["vectors"] == result["requests"] * 50
-    assert len(result["swaps"]) >= 18
+    assert len(result["swaps"]) >= 8
     mapped = [sample["mapped"] for sample in result["memory"]]
     anonymous = [sample["anonymous"] for sample in result["memory"]]
     version = 400_000 * (16 * 4 + 8) >> 10  # KiB: two of them are mapped in a swap, and never three
