@@ -29,6 +29,8 @@ def _check(model: Any, value: Any, reference: Any) -> None:
       tf.errors.InvalidArgumentError: it has integers that the dtype of the input has not; in a graph when that runs.
     """
     dtype = tf.as_dtype(getattr(reference, "dtype", None) or tf.float32)
+    if not hasattr(value, "dtype") and hasattr(value, "to_numpy"):
+        value = value.to_numpy()  # a frame of pandas, whose columns have a dtype each
     got = getattr(value, "dtype", None)
     if got is None or not dtype.is_integer or is_building():
         return
@@ -59,17 +61,19 @@ def _check(model: Any, value: Any, reference: Any) -> None:
 def _check_fits(value: Any, dtype: tf.DType, told: str) -> None:
     numbers = value.flat_values if isinstance(value, tf.RaggedTensor) else value
     numbers = numbers.values if isinstance(numbers, tf.SparseTensor) else numbers
+    numbers = numbers.to_numpy() if hasattr(numbers, "to_numpy") else numbers
     if tf.is_tensor(numbers) or isinstance(numbers, np.ndarray):
         numbers = tf.convert_to_tensor(numbers)
         tf.debugging.assert_equal(tf.cast(tf.cast(numbers, dtype), numbers.dtype), numbers, told)
 
 
 def _is_wider(dtype: Any, than: tf.DType) -> bool:
-    """Whether a dtype of TensorFlow or NumPy is one of integers with more bits."""
+    """Whether a dtype of TensorFlow, NumPy or pandas is one of integers with more bits."""
     try:
-        return bool(tf.as_dtype(dtype).is_integer and tf.as_dtype(dtype).size > than.size)
-    except TypeError:  # of pandas
+        own = tf.as_dtype(getattr(dtype, "numpy_dtype", dtype))
+    except TypeError:
         return False
+    return bool(own.is_integer and own.size > than.size)
 
 
 def _is_floating(dtype: Any) -> bool:

@@ -465,6 +465,20 @@ def test_columns_of_pandas_are_told_by_their_kind():
         model(pd.Series([3, 1, 2], dtype="Float64"))
 
 
+def test_frames_and_columns_of_pandas_hold_ids_of_the_input():
+    model = _narrow(keras, tfplugin.keras)
+    small = pd.DataFrame({"first": [1, 4], "second": [-2, 5], "third": [3, 6]})
+    np.testing.assert_array_equal(model(small), model(small.to_numpy()))
+    with pytest.raises(TypeError, match="'basket_ids' of model .* as int32, and got float64: "):
+        model(small.assign(second=[2.0, 5.0]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="got int64 with ids beyond that"):
+        model(small.assign(second=[2, 2**40]))
+    ids = keras.Input((), dtype="int32", name="item")
+    one = keras.Model(ids, keras.layers.Dense(1)(tfplugin.keras.Embedding(DIM, key_dtype="int32")(ids)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="got Int64 with ids beyond that"):
+        one(pd.Series([3, 2**40], dtype="Int64"))
+
+
 @pytest.mark.parametrize("dtype", ["Int64", "Float64"])
 def test_columns_of_pandas_for_models_without_tables_are_keras_own_business(dtype):
     days = keras.Input((), dtype="int64", name="days")
