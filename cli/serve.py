@@ -409,7 +409,7 @@ def _of_model(text: str, models: Sequence[str] | dict[str, str], option: str, ex
     name, colon, rest = text.partition(":")
     if colon and name in models:
         return name, rest
-    if len(models) == 1 and (not colon or option == "--versions"):
+    if len(models) == 1 and not colon:
         return next(iter(models)), text
     raise UsageError(
         f"got {option} {text!r}, expected the name of a model before it, such as {next(iter(models))}:{example}"

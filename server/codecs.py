@@ -25,6 +25,7 @@ JSON = "application/json"
 Form = Literal["json", "binary", "frame"]
 _FORMS: dict[str, Form] = {JSON: "json", BINARY: "binary", FRAME: "frame"}
 _AS_THEY_ARE = {np.dtype(name) for name in ("float32", "float64", "int8", "int32", "int64", "bool")}
+_MOST_INT64 = np.iinfo(np.int64).max
 # What is written at once, so that an answer of any size takes little memory and leaves others their turn.
 _NUMBERS_AT_ONCE = 65536
 
@@ -63,7 +64,9 @@ def choose_codec(content_type: str, accept: str) -> Codec:
 
 
 def json_numbers(values: npt.NDArray[Any]) -> bytes:
-    """Return rows `values` [n, dim] of any table's type as JSON, without brackets around all of them."""
+    """Return rows `values` [n, dim] of any table's or model's type as JSON, without brackets around all of them."""
+    if values.dtype == np.uint64 and values.size and values.max() > _MOST_INT64:
+        return json.dumps(values.tolist(), separators=(",", ":"))[1:-1].encode()
     if values.dtype not in _AS_THEY_ARE:
         values = values.astype(np.int64 if values.dtype.kind in "iu" else np.float32)
     return _snapshot.json_rows(np.ascontiguousarray(values))

@@ -1,7 +1,8 @@
 """TensorFlow's TensorProto to NumPy and back.
 
 A tensor's values are its raw bytes (`tensor_content`), or a list of its type (`int64_val` and its like) in which the
-last value stands for all that follow, and no value for zeros. Answers are raw bytes.
+last value stands for all that follow, and no value for zeros. Values in the list of another type, which TensorFlow
+takes for zeros, too, are an error. Answers are raw bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from kvtools.server.protocol_error import ProtocolError, invalid
-from kvtools.server.protos import DATA_TYPES
+from kvtools.server.protos import DATA_TYPES, TensorProto
 from kvtools.server.raw_tensor import raw_array
-from kvtools.server.signatures import FROM_TENSORFLOW, STRING, TENSORFLOW_TYPES, Array
+from kvtools.server.signatures import FROM_TENSORFLOW, STRING, TENSORFLOW_TYPES, TYPE_WORDS, Array
 
 _NAMES = {number: name for name, number in DATA_TYPES.items()}
 _LISTS = {
@@ -30,7 +31,10 @@ _LISTS = {
     "uint64": "uint64_val",
     "bool": "bool_val",
     "object": "string_val",
+    "float16": "half_val",
+    "bfloat16": "half_val",
 }
+_ALL_LISTS = sorted(field.name for field in TensorProto.DESCRIPTOR.fields if field.name.endswith("_val"))
 
 
 def decode(name: str, proto: Any, *, limit: int) -> Array:
@@ -60,7 +64,7 @@ def decode(name: str, proto: Any, *, limit: int) -> Array:
 
 
 def _from_list(name: str, proto: Any, dtype: np.dtype[Any], count: int) -> Array:
-    if dtype.name in ("float16", "bfloat16"):
+    if _LISTS[dtype.name] == "half_val":
         values = _narrow(name, np.array(proto.half_val[:count], np.int64), np.dtype(np.uint16)).view(dtype)
     elif dtype == STRING:
         values = np.empty(min(count, len(proto.string_val)), STRING)
@@ -71,6 +75,13 @@ def _from_list(name: str, proto: Any, dtype: np.dtype[Any], count: int) -> Array
         values = _narrow(name, np.array(getattr(proto, _LISTS[dtype.name])[:count], wide), dtype)
     if len(values) == count:
         return values
+    if not len(values):
+        listed = _LISTS[dtype.name]
+        others = [other for other in _ALL_LISTS if other != listed and len(getattr(proto, other))]
+        if others:
+            raise invalid(
+                f"input '{name}': got values in {others[0]}, those of {TYPE_WORDS[dtype]} are sent in {listed}"
+            )
     last: Any = values[-1] if len(values) else (b"" if dtype == STRING else 0)
     whole = np.full(count, last, dtype)
     whole[: len(values)] = values

@@ -146,7 +146,11 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
 
     def no_examples(name: str) -> Method:
         def refuse(data: bytes, caller: Caller) -> bytes:
-            raise ProtocolError("UNIMPLEMENTED", f"{name} takes tf.Example, which no signature here does; use Predict")
+            raise ProtocolError(
+                "UNIMPLEMENTED",
+                f"{name} takes tf.Example, which this server does not; use Predict, and give a signature of serialized"
+                " tf.Example its strings",
+            )
 
         return refuse
 

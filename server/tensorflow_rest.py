@@ -5,8 +5,8 @@
 
 The forms of requests and answers are those of https://www.tensorflow.org/tfx/serving/api_rest; an error is
 `{"error": "..."}`. Beyond it, `output_filter` in a request names the outputs to answer with, as gRPC's field of that
-name does; without it all outputs are answered. `:classify` and `:regress` are not there: they take tf.Example, which no
-table does.
+name does; without it all outputs are answered. `:classify` and `:regress` are not there: they take tf.Example in JSON,
+which no table does. `:predict` takes serialized ones for a signature of them.
 """
 
 from __future__ import annotations
@@ -158,10 +158,12 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
         return json_response(_metadata(asked(request)))
 
     async def no_examples(request: Request, caller: Caller) -> Response:
+        asked(request)
         method = request.url.path.rpartition(":")[2]
         raise ProtocolError(
             "UNIMPLEMENTED",
-            f":{method} takes tf.Example, and no signature of model '{asked(request).model}' does; use :predict",
+            f":{method} takes tf.Example in JSON, which this server does not; use :predict, and give a signature of"
+            ' serialized tf.Example its strings as {"b64": "..."}',
         )
 
     async def malformed(request: Request, caller: Caller) -> Response:

@@ -98,6 +98,13 @@ class _Model:
         """Whether what is served as `number` has turned out bad: not another file, which lies in its place now."""
         return number in self.bad and self.bad[number][0] == self.served[number][1]
 
+    @property
+    def is_of_another_path(self) -> bool:
+        """Whether what is served as a version of it lies elsewhere: at the path that it had before a request changed
+        that, as nothing at the new one can be served."""
+        path = Path(self.source.path)
+        return any(path not in (version.path, version.path.parent) for version, _ in self.served.values())
+
 
 class Versions:
     """Loads what `sources` name into `catalog`, then keeps it up to date in a thread of its own.
@@ -236,7 +243,8 @@ class Versions:
     def reload(self, sources: Sequence[ModelSource]) -> Future[dict[str, str]]:
         """Serve `sources` from now on, and no other model.
 
-        Returns what will be, when all are loaded or have failed, a message for each model that has no version. Raises
+        Returns what will be, when all are loaded or have failed, a message for each model that has no version of its
+        source: one that had another path before goes on with what lies there, until there is one. Raises
         `RequestError` if the other workers cannot be told, or a model has the name of one that follows a chain, which
         stay; nothing was changed then.
         """
@@ -262,6 +270,7 @@ class Versions:
             self._models = kept
             for name in gone:
                 self._catalog.remove(name)
+                log.info("model '%s' is let go: it is not among those that are to be served now", name)
 
     def _share(self, sources: Sequence[ModelSource]) -> None:
         if self._shared:
@@ -309,7 +318,13 @@ class Versions:
         try:
             self.look()
             if isinstance(message, Future):
-                message.set_result({model.source.name: self._why_none(model) for model in self._unserved()})
+                message.set_result(
+                    {
+                        model.source.name: self._why_none(model)
+                        for model in self._models.values()
+                        if not model.served or model.is_of_another_path
+                    }
+                )
         except Exception as error:
             if isinstance(message, Future):
                 message.set_exception(error)
@@ -331,7 +346,10 @@ class Versions:
             self._say(state, f"its folder cannot be read: {error.strerror or error}")
             return
         if not found and state.served:
-            self._say(state, "its folder has no version any more; the last one goes on being served")
+            if state.is_of_another_path:
+                self._say(state, "its path has no version; what was served before goes on being served")
+            else:
+                self._say(state, "its folder has no version any more; the last one goes on being served")
             return
         by_number = {version.number: version for version in found}
         state.bad = {number: entry for number, entry in state.bad.items() if number in by_number}
@@ -577,7 +595,7 @@ class Versions:
         return [model for model in self._models.values() if not model.served]
 
     def _why_none(self, state: _Model, *, paths: bool = False) -> str:
-        """Return why no version is served; with `paths` of the host, for who runs the server."""
+        """Return why no version is served; with `paths` of the host and what options help, for who runs the server."""
         if state.bad:
             number = max(state.bad)
             message = state.logged.get(number) if paths else None
@@ -589,8 +607,8 @@ class Versions:
         if Path(state.source.path).is_dir():
             found = "there is no version in this folder (a folder or snapshot whose name is a number)"
         else:
-            found = "there is nothing"
-        return found if self._settings.wait else f"{found}; --wait waits for one"
+            found = "there is nothing at its path"
+        return f"{found}; --wait waits for one" if paths and not self._settings.wait else found
 
 
 def _was_written(version: ServedVersion) -> bool:

@@ -90,6 +90,7 @@ def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> 
         (["a", "b"], "two models of the name 'default'; write NAME=PATH"),
         (["x=a", "x=b"], "two models of the name 'x'"),
         (["a", "--versions", "newest"], "got versions 'newest', expected 'latest N', 'all' or numbers"),
+        (["a", "--versions", "z:latest"], "expected the name of a model before it, such as default:latest 2"),
         (["x=a", "y=b", "--versions", "all"], "expected the name of a model before it, such as x:latest 2"),
         (["x=a", "y=b", "--label", "z:stable=1"], "expected the name of a model before it, such as x:stable=7"),
         (["a", "--label", "stable"], "expected a label and a number, such as stable=7"),

@@ -148,7 +148,7 @@ def test_a_float64_keeps_its_bits(numbers: list[float]) -> None:
     assert np.array_equal(np.array(numbers_of(codecs.json_numbers(values))), values, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "bool"])
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"])
 def test_integers_are_exact(dtype: str) -> None:
     values = (
         np.array([[0, 1]], bool) if dtype == "bool" else np.array([[np.iinfo(dtype).min, np.iinfo(dtype).max]], dtype)

@@ -72,6 +72,21 @@ def test_a_list_that_is_short_is_filled_up_with_its_last_value(tf: Any, dtype: n
     assert got.tolist() == np.full((2, 2), b"" if dtype == STRING else 0, dtype).tolist()
 
 
+@pytest.mark.parametrize(
+    ("proto", "message"),
+    [
+        (TensorProto(dtype=9, int_val=[17]), "got values in int_val, those of int64 are sent in int64_val"),
+        (TensorProto(dtype=3, int64_val=[17]), "got values in int64_val, those of int32 are sent in int_val"),
+        (TensorProto(dtype=1, double_val=[0.5]), "got values in double_val, those of float are sent in float_val"),
+        (TensorProto(dtype=19, float_val=[0.5]), "got values in float_val, those of half are sent in half_val"),
+        (TensorProto(dtype=7, int_val=[1]), "got values in int_val, those of string are sent in string_val"),
+    ],
+)
+def test_values_in_the_list_of_another_type_are_no_zeros(proto: Any, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        decode("x", proto, limit=4)
+
+
 def test_values_that_do_not_fit_their_type() -> None:
     for number, value in ((6, 128), (4, -1), (17, 65536), (5, 1 << 20)):
         proto = TensorProto(dtype=number, int_val=[value])

@@ -875,12 +875,31 @@ def test_several_models(settled: None, write_version: Write, tmp_path: Path) -> 
     assert catalog.names() == ["a", "b"] and not catalog.ready, "named, and not loaded yet"
     versions.start()
     done = versions.reload([models["b"], models["c"], ModelSource("d", str(tmp_path / "nowhere"))])
-    assert list(done.result(60)) == ["d"]
+    assert done.result(60) == {"d": "there is nothing at its path"}
     versions.stop()
     assert catalog.names() == ["b", "c", "d"]
     with pytest.raises(UnknownModelError):
         catalog.version("a")
     assert not catalog.ready, "d has no version"
+
+
+def test_a_model_that_is_sent_to_a_path_without_a_version_is_told(
+    settled: None, write_version: Write, tmp_path: Path
+) -> None:
+    """It goes on with what it had, which is no version of the path that it was sent to."""
+    for name, says in (("m", 5), ("other", 8)):
+        write_version(tmp_path / name, 1, says=says)
+    (tmp_path / "damaged" / "1").mkdir(parents=True)
+    (tmp_path / "damaged" / "1" / "saved_model.pb").write_bytes(b"")
+    watched = Watched(tmp_path / "m")
+    watched.versions.go_on()
+    for name, reason in (("nowhere", "its path has no version"), ("damaged", "version 1: ")):
+        done = watched.versions.reload([ModelSource("m", str(tmp_path / name))])
+        assert reason in done.result(60)["m"], name
+        assert said(watched.catalog.version("m")) == 5
+    assert watched.versions.reload([ModelSource("m", str(tmp_path / "other"))]).result(60) == {}
+    assert said(watched.catalog.version("m")) == 8
+    watched.versions.stop()
 
 
 def test_a_model_may_be_taken_away_while_its_damage_is_found(
