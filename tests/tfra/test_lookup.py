@@ -380,6 +380,13 @@ def test_shadows_refuse(name):
         de.shadow_ops.ShadowVariable(v)
 
 
+@pytest.mark.parametrize("lookup", LOOKUPS.values(), ids=LOOKUPS)
+def test_sparse_ids_are_for_the_pooled_lookups(name, devices, lookup):
+    v = de.Variable(dim=2, devices=devices, name=name)
+    with pytest.raises(TypeError, match="embedding_lookup_sparse"):
+        lookup(v, tf.sparse.from_dense(tf.constant([[1]], tf.int64)), name="x")
+
+
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
 @pytest.mark.parametrize("look_up", [de.embedding_lookup_sparse, de.safe_embedding_lookup_sparse])
