@@ -39,8 +39,15 @@ class Bags(NamedTuple):
 
 
 def bags_of(ids: PooledIds) -> Bags:
-    """What the op does to ids before it looks them up."""
+    """What the op does to ids before it looks them up.
+
+    Raises:
+      tf.errors.InvalidArgumentError: more or fewer weights than ids; in a graph when it is run.
+    """
     keys, weights = ids.keys, ids.weights
+    if weights is not None:
+        # One weight would be that of all ids, and the ids after the last weight would be left out.
+        weights = _one_each(keys, weights)
     if ids.shape is None:
         count = tf.size(ids.segments, out_type=tf.int64) - 1
         rows = tf.repeat(tf.range(count), ids.segments[1:] - ids.segments[:-1])
@@ -61,6 +68,12 @@ def bags_of(ids: PooledIds) -> Bags:
         if weights is not None:
             weights = tf.concat([weights, tf.ones(tf.shape(empty), weights.dtype)], 0)
     return Bags(keys, rows, weights, count)
+
+
+def _one_each(keys: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    legal = tf.debugging.assert_equal(tf.size(weights), tf.size(keys), "There must be as many weights as ids.")
+    with tf.control_dependencies([] if legal is None else [legal]):
+        return tf.identity(weights)
 
 
 def pool(table_rows: tf.Tensor, which: tf.Tensor, bags: Bags, combiner: str) -> tf.Tensor:

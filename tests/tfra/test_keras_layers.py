@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -273,6 +274,41 @@ def test_it_can_be_made_again_from_its_config(layers, name, kind):
 
 
 # ---- Files ----
+
+
+def twice_the_sum(rows, axis):
+    return 2 * tf.reduce_sum(rows, axis)
+
+
+def field_of(ids):
+    return tf.math.floormod(ids, 2)
+
+
+@pytest.mark.parametrize("kind", ["SquashedEmbedding", "FieldWiseEmbedding"])
+@pytest.mark.parametrize("how", ["registered", "custom_objects", "lambda"])
+def test_a_file_of_keras_brings_functions_back(keras, layers, name, kind, how, tmp_path):
+    squashed = kind == "SquashedEmbedding"
+    function = twice_the_sum if squashed else field_of
+    known = {function.__name__: function} if how == "custom_objects" else {}
+    if how == "registered":
+        # A copy: what is registered keeps its name.
+        code, module = function.__code__, function.__globals__
+        function = keras.utils.register_keras_serializable(name)(type(function)(code, module, function.__name__))
+    if how == "lambda":
+        # Of a lambda Keras keeps the code, and not the names that it knows.
+        function = (lambda rows, axis: rows[:, 0]) if squashed else (lambda ids: ids % 2)
+    own = {"combiner": function} if squashed else {"nslots": 2, "slot_map_fn": function}
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), getattr(layers, kind)(2, **own, name=name)])
+    fill(model.layers[-1])
+    expected = model.predict(IDS[:, :2], verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras: of a lambda
+        model.save(tmp_path / "model.keras")
+    if how == "lambda":
+        with pytest.raises((TypeError, ValueError), match="lambda"):
+            keras.models.load_model(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras", custom_objects=known, safe_mode=how != "lambda")
+    np.testing.assert_array_equal(again.predict(IDS[:, :2], verbose=0), expected)
 
 
 @pytest.mark.parametrize("way", ["model.keras", "rows.weights.h5", "checkpoint"])

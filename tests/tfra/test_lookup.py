@@ -380,6 +380,29 @@ def test_shadows_refuse(name):
         de.shadow_ops.ShadowVariable(v)
 
 
+@pytest.mark.parametrize("lookup", LOOKUPS.values(), ids=LOOKUPS)
+def test_sparse_ids_are_for_the_pooled_lookups(name, devices, lookup):
+    v = de.Variable(dim=2, devices=devices, name=name)
+    with pytest.raises(TypeError, match="embedding_lookup_sparse"):
+        lookup(v, tf.sparse.from_dense(tf.constant([[1]], tf.int64)), name="x")
+
+
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("look_up", [de.embedding_lookup_sparse, de.safe_embedding_lookup_sparse])
+def test_another_number_of_weights_than_of_ids_is_an_error(mode, name, devices, look_up, combiner, max_norm):
+    """Also where TensorFlow's own ops would take a single weight for all ids."""
+    v = filled(mode, name, devices)
+
+    def looked_up(values):
+        ids = tf.SparseTensor([[0, 0], [1, 0]], values, [2, 2])
+        weights = tf.SparseTensor([[0, 0]], tf.cast(values[:1], tf.float32), [2, 2])
+        return look_up(v, ids, weights, combiner=combiner, max_norm=max_norm, name="x")
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="weights"):
+        mode(looked_up, np.array([1, 2]))
+
+
 # ---- Modes ----
 
 

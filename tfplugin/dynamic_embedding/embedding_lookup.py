@@ -33,6 +33,11 @@ def _one(params: Any, caller: str) -> Any:
 
 def _check_ids(params: ShardedTable, ids: Any, caller: str) -> Any:
     refuse_keras_input(ids, f"{caller}: {params!r}")
+    if isinstance(ids, (tf.SparseTensor, tf.compat.v1.SparseTensorValue)):
+        raise TypeError(
+            f"{caller}: ids must be dense or ragged, got a {type(ids).__name__}: pass it to embedding_lookup_sparse, "
+            "or pass its values."
+        )
     if not hasattr(ids, "dtype"):
         ids = params.keys_tensor(ids)
     dtype = tf.as_dtype(ids.dtype)

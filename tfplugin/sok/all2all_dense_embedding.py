@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfplugin import ranks, training_mode
 from tfplugin.composed_pool import PooledIds
-from tfplugin.sok.exchange import Lookup, fail_on_all, look_up
+from tfplugin.sok.exchange import Lookup, fail_on_all, look_up, of_shape
 from tfplugin.sok.exchange_ids import keys_of
 from tfplugin.sok.exchange_table import exchange_table
 from tfplugin.sok.exchange_types import checked_wire_dtype
@@ -49,7 +49,7 @@ def all2all_dense_embedding(
         table = exchange_table(param, _CALLER)
         ids = keys_of(indices.flat_values if ragged else indices, table, _CALLER)
     except (TypeError, ValueError) as error:
-        return _of_any_shape(fail_on_all(error, [param], train, _CALLER, name)[0], indices)
+        return _failing(fail_on_all(error, [param], train, _CALLER, name)[0], indices)
     if ranks.size() == 1 and table.is_plain(ids.dtype):
         rows = param.sparse_read(ids, training=train)
     else:
@@ -62,11 +62,8 @@ def all2all_dense_embedding(
     return indices.with_flat_values(rows) if ragged else rows
 
 
-def _of_any_shape(rows: tf.Tensor, indices: Any) -> Any:
+def _failing(rows: tf.Tensor, indices: Any) -> Any:
     """Rows of a lookup that fails when it is run, as ids of an unknown shape would have given them."""
     if isinstance(indices, tf.RaggedTensor):
         return indices.with_flat_values(rows)
-    shape = tf.compat.v1.placeholder_with_default(tf.shape(rows), [None])
-    shaped = tf.reshape(rows, shape)
-    shaped.set_shape(tf.TensorShape(getattr(indices, "shape", None)).concatenate(rows.shape[-1:]))
-    return shaped
+    return of_shape(rows, tf.TensorShape(getattr(indices, "shape", None)).concatenate(rows.shape[-1:]))

@@ -46,16 +46,22 @@ class _All2AllDenseEmbedding(RankEmbedding):
         Returns:
           [batch, slot_num, nnz_per_slot, embedding_vec_size]; with dynamic_input [None, embedding_vec_size].
         """
-        self._checked_keys(inputs)
-        shape = tf.TensorShape(inputs.shape)
-        wanted = tf.TensorShape([None] if self.dynamic_input else [None, self.slot_num, self.nnz_per_slot])
+        self._refuse_keras_input(inputs)
+        wanted = [None] if self.dynamic_input else [None, self.slot_num, self.nnz_per_slot]
+        try:
+            self._checked_keys(inputs)
+            self._checked_shape(tf.TensorShape(inputs.shape), tf.TensorShape(wanted))
+        except (TypeError, ValueError) as error:
+            return self._fail_on_all(error, training, wanted)
+        train = None if training is None else bool(training)
+        return self._in_compute_dtype(all2all_dense_embedding(self.embedding_variable, inputs, training=train))
+
+    def _checked_shape(self, shape: tf.TensorShape, wanted: tf.TensorShape) -> None:
         if not shape.is_compatible_with(wanted):
             raise ValueError(
                 f"sok.All2AllDenseEmbedding '{self.name}': inputs must be of shape {wanted} "  # type: ignore[attr-defined]
                 f"(dynamic_input={self.dynamic_input}), got {shape}."
             )
-        train = None if training is None else bool(training)
-        return self._in_compute_dtype(all2all_dense_embedding(self.embedding_variable, inputs, training=train))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Adds the width of a row."""

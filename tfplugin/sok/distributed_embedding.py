@@ -6,8 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfplugin import training_mode
 from tfplugin.lookup import COMBINERS
-from tfplugin.sok.lookup_sparse import lookup_sparse
+from tfplugin.sok.exchange import Lookup, look_up
+from tfplugin.sok.exchange_ids import pooled_keys
+from tfplugin.sok.exchange_table import exchange_table
 from tfplugin.sok.rank_embedding import RankEmbedding, layer_of
 
 
@@ -52,20 +55,32 @@ class _DistributedEmbedding(RankEmbedding):
         Returns:
           [batch, slot_num, embedding_vec_size].
         """
-        if not isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
-            raise TypeError(
-                f"sok.DistributedEmbedding '{self.name}' wants a SparseTensor or RaggedTensor of keys, got "  # type: ignore[attr-defined]
-                f"{type(inputs).__name__}."
-            )
-        self._checked_keys(inputs.values)
-        rows = lookup_sparse(
-            self.embedding_variable,
-            inputs,
-            combiners=self.combiner,
-            hotness=self.max_nnz,
-            training=None if training is None else bool(training),
-        )
+        what = f"sok.DistributedEmbedding '{self.name}'"  # type: ignore[attr-defined]
+        self._refuse_keras_input(inputs)
+        try:
+            refused = self._checked_inputs(inputs, what)
+            table = exchange_table(self.embedding_variable, what)
+            keys, segments = pooled_keys(inputs, None, table, what)
+        except (TypeError, ValueError) as error:
+            return self._fail_on_all(error, training, [None, self.slot_num])
+        lookup = Lookup(table, keys, self.combiner, self.max_nnz, weight_segments=segments)
+        train = training_mode.is_training(None if training is None else bool(training))
+        rows = look_up([lookup], train, refused=refused)[0]
         return self._in_compute_dtype(tf.reshape(rows, [-1, self.slot_num, self.embedding_vec_size]))
+
+    def _checked_inputs(self, inputs: Any, what: str) -> tuple[tf.Tensor, str] | None:
+        """Raises TypeError or ValueError for wrong inputs; gives what only a run can tell, as `look_up` takes it."""
+        if not isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
+            raise TypeError(f"{what} wants a SparseTensor or RaggedTensor of keys, got {type(inputs).__name__}.")
+        self._checked_keys(inputs.values)
+        wrong = f"{what}: inputs must have {self.slot_num} rows for each sample (slot_num), got "
+        rows = inputs.shape[0] if inputs.shape.rank else None
+        if rows is None:
+            count = inputs.dense_shape[0] if isinstance(inputs, tf.SparseTensor) else inputs.nrows(tf.int64)
+            return count % self.slot_num > 0, f"{wrong}a number that is no multiple of it."
+        if rows % self.slot_num:
+            raise ValueError(f"{wrong}{rows}.")
+        return None
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """[batch, slot_num, embedding_vec_size]."""
@@ -96,7 +111,8 @@ _DOC = """A pooled embedding whose keys are spread over the ranks: ``key floor-m
     Raises:
       ValueError: a size that is not 1 or more, or an unknown combiner.
       TypeError: inputs that are not sparse or ragged, or keys of another dtype.
-      tf.errors.InvalidArgumentError: on every rank, where a field has too many keys, or as for `All2AllDenseEmbedding`.
+      tf.errors.InvalidArgumentError: on every rank, where a field has too many keys, the rows are no multiple of
+        `slot_num`, or as for `All2AllDenseEmbedding`.
 
     Example:
       >>> layer = sok.DistributedEmbedding("mean", 1024, 8, slot_num=2, max_nnz=3)

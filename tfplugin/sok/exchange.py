@@ -53,10 +53,12 @@ def look_up(
     name: str | None = None,
     error: str | None = None,
     wire_dtype: tf.DType | None = None,
+    refused: tuple[tf.Tensor, str] | None = None,
 ) -> list[tf.Tensor]:
     """Rows of the ids of each lookup, combined: [rows of its ids, dim]. With an `error` it fails on all ranks.
 
-    `wire_dtype` is what float32 rows, and their gradients, travel in.
+    `wire_dtype` is what float32 rows, and their gradients, travel in. `refused` is an error that only the run of a
+    graph can tell: whether this rank has it, and what it says.
     """
     world = ranks.current()
     if world.size == 1 and all(_is_local(one) for one in lookups):
@@ -85,6 +87,10 @@ def look_up(
             of_error, splits = error_to_all(error)
             # The first word is 0. Of constants alone TensorFlow would run the exchange while it builds the graph.
             message = of_error + message[0]
+        if refused is not None:
+            of_ids = message, splits
+            told = f"rank {world.rank}: {refused[1]}"
+            message, splits = tf.cond(refused[0], lambda: error_to_all(told), lambda: of_ids)
         received, received_splits = world.alltoall(message, splits, ranks.exchange_name("keys", names))
         keys, counts = raw.kv_exchange_serve(
             received,
@@ -304,6 +310,13 @@ def fail_on_all(
     except (TypeError, ValueError):
         raise error from None  # the results would have no shape
     return look_up([Lookup(table, _no_ids(table), "sum") for table in tables], train, name, text)
+
+
+def of_shape(rows: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Rows that `fail_on_all` gave to a graph, of the shape that what is computed from them expects."""
+    shaped = tf.reshape(rows, tf.compat.v1.placeholder_with_default(tf.shape(rows), [None]))
+    shaped.set_shape(shape)
+    return shaped
 
 
 def _no_ids(table: ExchangeTable) -> PooledIds:

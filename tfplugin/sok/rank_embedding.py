@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfplugin import ranks
+from tfplugin import ranks, training_mode
 from tfplugin.keys import refuse_keras_input
 from tfplugin.sok.distributed_variable import ShardedVariable, Variable
 from tfplugin.sok.dynamic_variable import DynamicVariable
+from tfplugin.sok.exchange import fail_on_all, of_shape
 
 
 class RankEmbedding:
@@ -68,13 +69,23 @@ class RankEmbedding:
 
     def _checked_keys(self, keys: tf.Tensor) -> None:
         """Raises TypeError for keys of another dtype than the layer's."""
-        refuse_keras_input(keys, f"Layer '{self.name}'")  # type: ignore[attr-defined]
         if keys.dtype not in (self.key_dtype, tf.int32):
             raise TypeError(
                 f"sok.{type(self).__name__} '{self.name}': keys must be {self.key_dtype.name}, got "  # type: ignore[attr-defined]
                 f"{keys.dtype.name}. (A keras.Sequential casts its inputs to floats unless it begins with "
                 f"keras.Input(shape, dtype='{self.key_dtype.name}').)"
             )
+
+    def _refuse_keras_input(self, inputs: Any) -> None:
+        """Raises TypeError for what stands for keys while a model is put together, where no rank looks up."""
+        refuse_keras_input(getattr(inputs, "values", inputs), f"Layer '{self.name}'")  # type: ignore[attr-defined]
+
+    def _fail_on_all(self, error: Exception, training: bool | None, shape: list[int | None]) -> tf.Tensor:
+        """What `call` gives where its inputs are wrong: the other ranks, whose inputs may be right, must not wait."""
+        caller = f"sok.{type(self).__name__} '{self.name}'"  # type: ignore[attr-defined]
+        train = training_mode.is_training(None if training is None else bool(training))
+        rows = fail_on_all(error, [self.embedding_variable], train, caller)[0]
+        return self._in_compute_dtype(of_shape(rows, tf.TensorShape([*shape, self.embedding_vec_size])))
 
     def _in_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:
         """Rows as the layer's policy wants its outputs: float16 under ``mixed_float16``."""

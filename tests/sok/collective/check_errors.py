@@ -367,6 +367,62 @@ def test_a_plain_lookup_that_one_rank_gets_wrong_fails_on_all(bad: str, rank: in
     np.testing.assert_array_equal(sok.all2all_dense_embedding(tables[1], ids), np.full([2, 2, 2], 0.5))
 
 
+#: Layers, keys that they take, keys that they do not, and what every rank is told.
+LAYERS: dict[str, tuple[Callable[[], Any], Any, Any, str]] = {
+    "shape": (
+        lambda: sok.All2AllDenseEmbedding(8, 2, 2, 2, embedding_initializer="ones", name="plain"),
+        tf.constant([[[1, 2], [3, 4]]], tf.int64),
+        tf.constant([[[1, 2, 3]]], tf.int64),
+        r"'plain': inputs must be of shape \(None, 2, 2\)",
+    ),
+    "floats": (
+        lambda: sok.All2AllDenseEmbedding(8, 2, 2, 2, embedding_initializer="ones", name="plain"),
+        tf.constant([[[1, 2], [3, 4]]], tf.int64),
+        tf.constant([[[1.0, 2.0], [3.0, 4.0]]]),
+        "'plain': keys must be int64, got float32",
+    ),
+    "dense": (
+        lambda: sok.DistributedEmbedding("sum", 8, 2, 2, 2, embedding_initializer="ones", name="pooled"),
+        _ids([[1], [2]]),
+        tf.constant([[1], [2]], tf.int64),
+        "'pooled' wants a SparseTensor or RaggedTensor of keys",
+    ),
+    "slots": (
+        lambda: sok.DistributedEmbedding("sum", 8, 2, 2, 2, embedding_initializer="ones", name="pooled"),
+        _ids([[1], [2]]),
+        _ids([[1], [2], [3]]),
+        "'pooled': inputs must have 2 rows for each sample .slot_num., got",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ["eager", "tf.function", "unknown batch"])
+@pytest.mark.parametrize("wrong", LAYERS)
+def test_keys_of_a_layer_that_one_rank_gets_wrong_fail_on_all(
+    wrong: str, how: str, rank: int, size: int, gather: Gather
+) -> None:
+    make, good, bad, message = LAYERS[wrong]
+    if how == "unknown batch" and wrong != "slots":
+        pytest.skip("the trace tells")
+    layer = make()
+
+    def step(keys: Any) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            rows = layer(keys)
+            loss = tf.reduce_sum(rows)
+        tf.convert_to_tensor(tape.gradient(loss, layer.embedding_variable).values)
+        return rows
+
+    signature = [tf.RaggedTensorSpec([None, None], tf.int64)] if how == "unknown batch" else None
+    run = step if how == "eager" else tf.function(step, autograph=False, input_signature=signature)
+    _, text = _raised(lambda: run(bad if rank == size - 1 else good))
+    assert re.search(message, text, re.DOTALL), text
+    assert size == 1 or rank == size - 1 or f"failed on 1 of {size} ranks" in text
+    assert gather(True) == [True] * size  # none waits
+    np.testing.assert_array_equal(run(good), tf.ones_like(run(good)))
+    assert layer.embedding_variable.size.numpy()[0] <= 4
+
+
 @pytest.mark.parametrize("mode", ["localized:9", "localized:-1", "localized", "everywhere"])
 def test_a_mode_that_there_is_not_is_told_on_every_rank(mode: str, size: int) -> None:
     message = f"names rank 9, but there are .*rank.* {size - 1}" if mode == "localized:9" else f"got '{mode}'"

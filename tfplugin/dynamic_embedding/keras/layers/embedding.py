@@ -24,6 +24,8 @@ from tfplugin.policies import POLICY_ARGUMENTS, Policies
 _POLICIES = {
     cls.__name__: cls for cls in (restrict_policies.FrequencyRestrictPolicy, restrict_policies.TimestampRestrictPolicy)
 }
+#: Arguments that may be functions or objects. (Initializers know themselves how they are made again.)
+_SERIALIZED = ("combiner", "kv_creator", "partitioner", "restrict_policy", "slot_map_fn")
 
 
 class LayerRows(shadow_ops.ShadowVariable):
@@ -213,8 +215,20 @@ class EmbeddingLayer:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """A layer of this config. Its rows are its own: they are not those of a layer of this name that there is."""
-        return cls(**{"own_rows": True, **config})
+        """A layer of this config. Its rows are its own: they are not those of a layer of this name that there is.
+
+        Raises:
+          TypeError, ValueError: as of Keras, for a function that the file names and nothing registers, and for a lambda
+            in its safe mode.
+        """
+        return cls(**{"own_rows": True, **{what: cls._made_again(what, given) for what, given in config.items()}})
+
+    @classmethod
+    def _made_again(cls, what: str, given: Any) -> Any:
+        """An argument as it was given: a file of Keras has a function, or an object of the user's, as a dictionary."""
+        if what in _SERIALIZED and isinstance(given, dict) and "class_name" in given:
+            return cls._keras.utils.deserialize_keras_object(given)
+        return given
 
     def get_config(self) -> dict[str, Any]:
         """What it takes to make the layer again: plain data, but for functions and objects that were given."""
