@@ -23,7 +23,7 @@ from kvtools.cli.shared_options import Color, Quiet, StringKeys, command_of, is_
 from kvtools.cli.signals import SignalError, ended_by_signals
 from kvtools.cli.standard_output import RefusedOutputError, give_up_output, open_standard_files, standard_output
 from kvtools.cli.terminal import styled
-from kvtools.errors import KvtoolsError, one_line
+from kvtools.errors import KvtoolsError, ScratchError, one_line
 from kvtools.remote.shown import shown
 
 COMMANDS = {
@@ -127,6 +127,8 @@ def _run(arguments: list[str]) -> int:
         return status
     except MemoryError:
         return _fail("out of memory; run on a machine with more of it", 1)
+    except ScratchError as error:
+        return _fail(str(error), 1)
     except OSError as error:
         file = f" '{shown(str(error.filename))}'" if error.filename else ""
         return _fail(f"working on{file or ' a file'}: {error.strerror or error}", 1)

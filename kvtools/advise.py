@@ -425,7 +425,8 @@ def _plan(
         rare = {least: int(np.count_nonzero(frequencies < least)) for least in rare}
         lookups = counts.lookups
     admitted = [least for least in rare if lookups and rare[least] and waited[least] <= max_loss * lookups]
-    admission = max(admitted, default=None)
+    # Of counts that keep as many keys out, the smallest: it lets those in that come from now on, at no more cost.
+    admission = min(admitted, key=lambda least: (-rare[least], least), default=None)
     plan = _Plan(
         reader,
         survey,

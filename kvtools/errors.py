@@ -52,6 +52,11 @@ class OutputError(KvtoolsError):
     """An output exists already, or could not be written; what stood there before is untouched (exit 1)."""
 
 
+class ScratchError(OSError):
+    """Temporary files cannot be written (exit 1). No `KvtoolsError`: it says nothing of what is read, so that who looks
+    for faults there, or leaves out what cannot be read, does not take it for one."""
+
+
 class MissingDependencyError(KvtoolsError):
     """An optional package is needed for this and is not installed (exit 1)."""
 

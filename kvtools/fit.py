@@ -190,7 +190,7 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         dtype = value_type(slot.dtype, slot_dtypes, f"slot {slot.name}")
         slots.append(SlotSchema(slot.name, slot.width, dtype))
     freq_dtype = _counter_type(source.freq_dtype, holds.freq_dtypes, "frequencies", losses, changes)
-    version_dtype, unit = _version_type(source, holds.version_dtypes, holds.version_units, losses, changes)
+    version_dtype, unit = _version_type(source, holds, losses, changes)
     wanted = source.parts if parts is None else parts
     by_row = [extra for extra in source.extras if extra.name.startswith(ROW_EXTRAS)]
     # Written as training would write it: what is of a part stays with it, as long as the parts are the same.
@@ -344,12 +344,9 @@ def _counter_type(
 
 
 def _version_type(
-    source: TableSchema,
-    allowed: tuple[str, ...],
-    units: tuple[VersionUnit, ...] | None,
-    losses: list[str],
-    changes: list[str],
+    source: TableSchema, holds: Holds, losses: list[str], changes: list[str]
 ) -> tuple[str | None, VersionUnit]:
+    allowed, units = holds.version_dtypes, holds.version_units
     if source.version_dtype is None:
         return None, "unknown"
     if not allowed:
@@ -367,6 +364,9 @@ def _version_type(
         else:
             losses.append(f"versions: they count {unit}, the dialect's count {' or '.join(units)}")
             return None, "unknown"
+    if unit == "unknown" and holds.unknown_versions_are is not None:
+        unit = holds.unknown_versions_are
+        changes.append(f"versions, which do not say what they count, are taken for {unit}")
     return dtype, unit
 
 

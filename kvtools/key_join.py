@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from kvtools.scratch_array import scratch_array, scratch_room
+
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 
@@ -100,8 +102,7 @@ def row_numbers(rows: int, *, memory: int) -> Array:
     """Return an uninitialised int64 [rows], in a temporary file that nobody else sees if it is large."""
     if rows * 8 <= memory // 4:
         return np.empty(rows, np.int64)
-    with tempfile.NamedTemporaryFile(prefix="kvtools-rows-") as file:
-        return np.memmap(file.name, np.int64, "w+", shape=(rows,))
+    return scratch_array(rows, np.int64, prefix="kvtools-rows-")
 
 
 def _each_bucket(
@@ -116,7 +117,9 @@ def _each_bucket(
         yield tuple(work(_concatenated(side), None) for side in sides)
         return
     buckets = min(buckets + 1, 4096)
-    with tempfile.TemporaryDirectory(prefix="kvtools-keys-") as folder:
+    with scratch_room():
+        scratch = tempfile.TemporaryDirectory(prefix="kvtools-keys-")
+    with scratch as folder:
         spilled = [_spill(side, Path(folder) / str(number), buckets) for number, side in enumerate(sides)]
         for bucket in range(buckets):
             yield tuple(work(*_load(files, dtype, bucket)) for files, dtype in spilled)
@@ -147,7 +150,8 @@ def _concatenated(side: Iterable[Array]) -> Array:
 
 
 def _spill(side: Iterable[Array], folder: Path, buckets: int) -> tuple[list[Path], np.dtype[Any]]:
-    folder.mkdir()
+    with scratch_room():
+        folder.mkdir()
     paths = [folder / str(bucket) for bucket in range(buckets)]
     dtype: np.dtype[Any] = np.dtype(np.int64)
     row = 0
@@ -162,8 +166,8 @@ def _spill(side: Iterable[Array], folder: Path, buckets: int) -> tuple[list[Path
         for bucket, path in enumerate(paths):
             start = ends[bucket - 1] if bucket else 0
             if ends[bucket] > start:
-                with path.open("ab") as file:
-                    record[start : ends[bucket]].tofile(file)
+                with scratch_room(), path.open("ab") as file:
+                    file.write(record[start : ends[bucket]].view(np.uint8).data)
         row += len(keys)
     return paths, dtype
 

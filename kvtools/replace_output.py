@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kvtools.errors import OutputError, UsageError
+from kvtools.errors import OutputError, ScratchError, UsageError
 from kvtools.remote.unfinished import UNFINISHED
 
 _AT_FDCWD = -100
@@ -223,6 +223,8 @@ def work_folder(target: Path) -> Iterator[Path]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield work
+    except ScratchError:
+        raise
     except OSError as error:
         raise OutputError(
             f"writing '{target}': {error.strerror or error}; nothing was changed there, make room or name another place"

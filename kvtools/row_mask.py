@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtools.dialects.chunk import Array
+from kvtools.scratch_array import scratch_array
 
 _WORD = 8
 """Bytes whose bits are counted together."""
@@ -119,5 +119,4 @@ class RowMask:
 def _zeros(size: int, memory: int) -> npt.NDArray[np.uint8]:
     if size <= memory // 4:
         return np.zeros(size, np.uint8)
-    with tempfile.NamedTemporaryFile(prefix="kvtools-mask-") as file:
-        return np.memmap(file.name, np.uint8, "w+", shape=(size,))
+    return scratch_array(size, np.uint8, prefix="kvtools-mask-")

@@ -25,6 +25,7 @@ from kvtools.dialects.bundle.writer import BundleWriter, Region, RegionWriter, R
 from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.schema import VariableSchema
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
+from kvtools.errors import BadInputError
 
 Encode = Callable[[Chunk], Mapping[str, Array]]
 """From a chunk to the rows of each column by name; a function of a module, so that it can be pickled."""
@@ -77,6 +78,11 @@ class BundleTableWriter(TableWriter):
 
     def column(self, part: int, column: str, tensor: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         """Send a column of a part to a tensor of this shape [rows, ...], beside where it goes already."""
+        if self.bundle.has(tensor):
+            raise BadInputError(
+                f"writing '{self.bundle.prefix.name}': two columns would be called '{tensor}'; rename a slot or a"
+                " table, see `kvtools rename`"
+            )
         self._regions.setdefault((part, column), []).append(self.bundle.reserve(tensor, dtype, shape))
 
     def place_extra(self, name: str, tensor: str) -> None:

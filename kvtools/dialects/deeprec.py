@@ -584,6 +584,7 @@ DIALECT = Dialect(
         freq_dtypes=("int64",),
         version_dtypes=("int64",),
         version_units=("steps", "unknown"),
+        unknown_versions_are="steps",
         partition="mod_1000",
         extras=frozenset(_FILTERED),
         metadata=frozenset({"partitioned", "increment"}),

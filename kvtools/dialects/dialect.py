@@ -58,7 +58,8 @@ class Holds:
     """What a dialect can hold; `kvtools.fit` turns a table into that, and names what is lost.
 
     Types are listed with the preferred ones first. No `freq_dtypes` or `version_dtypes` means that the dialect has no
-    such column; `version_units` None means that it records the unit, whatever it is.
+    such column; `version_units` None means that it records the unit, whatever it is. `unknown_versions_are` is what
+    versions of an unknown unit are read as, where it does not record that nobody knows.
     `partition` is the rule by which its parts own keys, or a function that chooses it for a source's schema; None
     where any row may stand in any part. `many_parts` is False where a table is always one part. `empty_dim` is False
     where only rows tell how wide a row is. `extras` and `metadata` are None where any can be held. `slot_inits` is how
@@ -79,6 +80,7 @@ class Holds:
     freq_dtypes: tuple[str, ...] = ()
     version_dtypes: tuple[str, ...] = ()
     version_units: tuple[VersionUnit, ...] | None = None
+    unknown_versions_are: VersionUnit | None = None
     partition: str | Callable[[TableSchema], str] | None = None
     many_parts: bool = True
     empty_dim: bool = True

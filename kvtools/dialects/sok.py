@@ -280,7 +280,7 @@ class Writer(CheckpointWriter):
             optimizer, dot, name = slot.name.partition(".")
             column = f"{optimizer}-{name}" if dot else slot.name
             header = Header(schema.name, STATE, name if dot else slot.name, slot.dtype)
-            taken = {"key", "weight", *(file[0] for file in files.values())}
+            taken = {"key", "weight", "keys", "values", *(file[0] for file in files.values())}  # -keys is of TFRA
             too_long = len(header.slot.encode("utf-8", "surrogateescape")) > SLOT_BYTES
             if "/" in column or column in taken or too_long or _slot_name(column, header.slot) != slot.name:
                 raise BadInputError(

@@ -576,6 +576,7 @@ DIALECT = Dialect(
         freq_dtypes=("uint32",),
         version_dtypes=("uint32",),
         version_units=("seconds", "steps", "unknown"),
+        unknown_versions_are="seconds",
         partition="floor_mod",
         extras=frozenset(
             {"initial_values", "deleted_keys", *_PENDING, f"{ADMISSION_FILTER}<part>", f"{ROW_EXTRAS[0]}<part>"}

@@ -53,7 +53,8 @@ NAME = "tfra_files"
 FOLDER = "TFRADynamicEmbedding"
 _FILE = re.compile(
     r"(?P<base>.+?)(?:_mht_(?P<i>\d{1,6})of(?P<n>\d{1,6})(?:_rank(?P<rank>\d{1,6})_size(?P<size>\d{1,6}))?)?"
-    r"-(?P<what>keys|values)"
+    r"-(?P<what>keys|values)",
+    re.S,
 )
 _MARKER = re.compile(
     r"(?:(?P<path>(?:.*/)?tables_of_[^/]+)/\d+/\.ATTRIBUTES/table|(?P<scoped>.+)_mht_\d+of\d+)-shard_upsert_restore",

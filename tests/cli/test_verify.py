@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvtools.cli.main import main
@@ -60,3 +62,17 @@ def test_unknown_table_and_bad_options(sample_path: Path, capsys: Capture) -> No
     assert main(["verify", str(sample_path), "--memory", "much"]) == 2
     assert main(["verify", str(sample_path), "--engine", "moon"]) == 2
     assert main(["verify", str(sample_path), "--workers", "0"]) == 2
+
+
+@pytest.mark.parametrize("command", ["verify", "merge"])
+def test_no_room_for_temporary_files_is_no_finding(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "many.npz", tmp_path / "out.npz"
+    np.savez(source, keys=np.arange(70_000), values=np.zeros((70_000, 1), np.float32))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    paths = [str(source)] if command == "verify" else [str(source), str(source), str(output)]
+    assert main(["--quiet", command, *paths, "--memory", "1MiB"]) == 1
+    told = capsys.readouterr()
+    assert told.out == "" and f"writing temporary files in '{tmp_path}/missing': No such file" in told.err
+    assert not output.exists()

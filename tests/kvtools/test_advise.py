@@ -285,6 +285,12 @@ def test_rows_that_a_type_does_not_hold_are_not_rounded_to_it() -> None:
     assert told.rows == 0
 
 
+def test_admission_is_the_smallest_count_that_keeps_as_many_keys_out() -> None:
+    once = ArrayTable("t", np.arange(5), np.ones((5, 4), np.float32), freqs=np.ones(5, np.int64))
+    (told,) = advise(in_memory(once)).tables
+    assert told.fields["admission"] == {"count": 2}  # 1,000 would make new keys wait longer, and saves no more
+
+
 def test_ages_of_steps_and_of_a_moment() -> None:
     steps = ArrayTable(
         "t",
@@ -295,7 +301,7 @@ def test_ages_of_steps_and_of_a_moment() -> None:
         version_unit="steps",
     )
     (told,) = advise(in_memory(steps), goal="training").tables
-    assert told.fields == {"min-freq": 2, "admission": {"count": 10}} and told.kept == 500
+    assert told.fields == {"min-freq": 2, "admission": {"count": 2}} and told.kept == 500
     (told,) = advise(in_memory(steps), goal="training", now=10_100).tables
     ages = [measure for measure in told.measures if measure.line.startswith("older-than")]
     assert {measure.line: measure.rows for measure in ages}["older-than = 5000"] == int(

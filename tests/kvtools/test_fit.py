@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from kvtools import table_from_arrays, write_tables
 from kvtools.dialects.chunk import Chunk
+from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.dialect import Dialect, Holds
 from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema
 from kvtools.errors import BadInputError
@@ -174,3 +177,20 @@ def test_one_part_where_there_are_no_parts() -> None:
     fitted = fit(SOURCE, target(many_parts=False))
     assert fitted.schema.part_rows == (7,) and fitted.changes == ("2 parts became one, the dialect has no parts",)
     assert fit(SOURCE, target(), parts=3).schema.part_rows == (7, 0, 0)
+
+
+@pytest.mark.parametrize(("dialect", "unit"), [("tfplugin", "seconds"), ("deeprec", "steps")])
+def test_versions_of_an_unknown_unit_are_told_as_what_they_are_read_as(dialect: str, unit: str, tmp_path: Path) -> None:
+    table = table_from_arrays("t", np.array([1]), np.ones((1, 2), np.float32), versions=np.array([7], np.uint32))
+    account = write_tables([table], tmp_path / "t.ckpt", dialect)
+    assert f"versions, which do not say what they count, are taken for {unit}" in account.tables[0].changes
+    assert open_checkpoint(tmp_path / "t.ckpt").tables["t"].schema.version_unit == unit
+
+
+@pytest.mark.parametrize("dialect", ["tfplus", "deeprec"])
+def test_a_slot_whose_columns_would_be_called_as_those_of_the_table_is_refused(dialect: str, tmp_path: Path) -> None:
+    values = np.ones((1, 2), np.float32)
+    table = table_from_arrays("t", np.array([1]), values, slots={"": values})
+    with pytest.raises(BadInputError, match=r"two columns would be called 't.*-keys'; rename"):
+        write_tables([table], tmp_path / "t.ckpt", dialect)
+    assert not list(tmp_path.iterdir())

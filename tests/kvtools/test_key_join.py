@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtools.errors import ScratchError
 from kvtools.key_join import match_rows, repeated_rows, row_numbers, sorted_buckets
+from kvtools.row_mask import RowMask
 
 EXTREME = [0, -1, 1, 2**63 - 1, -(2**63), 1000, -1000]
 KEYS = st.lists(st.sampled_from(EXTREME) | st.integers(-(2**63), 2**63 - 1), max_size=60)
@@ -68,6 +72,34 @@ def test_empty_sides() -> None:
     assert match_rows([], [none], (0, 0), memory=1).tolist() == []
     assert match_rows([np.array([5])], [], (1, 0), memory=1).tolist() == [-1]
     assert repeated_rows([], 0, memory=1).tolist() == []
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """Files of more than 4 KiB are refused by the system, as by a disk without room for them."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.usefixtures("small_disk")
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: row_numbers(10_000, memory=1000),
+        lambda: RowMask([1_000_000], memory=1000),
+        lambda: repeated_rows([np.arange(10_000)], 10_000, memory=1000 * 64),
+    ],
+    ids=["row numbers", "mask", "buckets"],
+)
+def test_no_room_for_temporary_files_is_told_with_their_folder(
+    work: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ScratchError, match=r"^writing temporary files in '.*': .*; make room there, name another"):
+        work()
+    assert not list(tmp_path.iterdir())
 
 
 def test_spilled_files_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

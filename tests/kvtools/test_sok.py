@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtools import table_from_arrays
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.sok import DIALECT, flat_name
@@ -227,3 +228,12 @@ class TestRefused:
     def test_options_that_contradict(self, dump: Path, options: dict[str, Any]) -> None:
         with pytest.raises(UsageError, match="leave the option out"):
             open_checkpoint(dump, OpenOptions(**options))
+
+
+@pytest.mark.parametrize("slot", ["keys", "values"])
+def test_a_slot_whose_file_would_be_taken_for_one_of_tfra_is_refused(slot: str, tmp_path: Path) -> None:
+    values = np.ones((1, 2), np.float32)
+    table = table_from_arrays("t", np.array([1]), values, slots={slot: values})
+    with pytest.raises(BadInputError, match="has no place in the format"):
+        write_tables([table], tmp_path / "dump", "sok")
+    assert not list(tmp_path.iterdir())

@@ -254,3 +254,10 @@ def test_tables_whose_names_make_the_same_files_are_refused(tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
     with pytest.raises(BadInputError, match="too long"):
         write_tables([table_from_arrays("x" * 300, KEYS, VALUES)], tmp_path / "out", "tfra_files")
+
+
+def test_a_name_with_a_line_break_is_read_again(tmp_path: Path) -> None:
+    table = table_from_arrays("a\nb", KEYS, VALUES)
+    write_tables([table], tmp_path / "files.ckpt", "tfra_files", verify=True)
+    again = open_checkpoint(tmp_path / "files.ckpt")
+    assert list(again.tables) == ["a\nb"] and read(again.tables["a\nb"]) == read(table)

@@ -161,6 +161,10 @@ class BundleWriter:
         """Close the data file; there is no index, so no checkpoint."""
         os.close(self._file)
 
+    def has(self, name: str) -> bool:
+        """Return whether tensor `name` has a place."""
+        return name in self._regions
+
     def reserve(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Region:
         """Give tensor `name` of `shape` [rows, ...] a place; all its rows are to be written by `RegionWriter`s."""
         self._align()
