@@ -469,7 +469,7 @@ def test_frames_and_columns_of_pandas_hold_ids_of_the_input():
     model = _narrow(keras, tfplugin.keras)
     small = pd.DataFrame({"first": [1, 4], "second": [-2, 5], "third": [3, 6]})
     np.testing.assert_array_equal(model(small), model(small.to_numpy()))
-    with pytest.raises(TypeError, match="'basket_ids' of model .* as int32, and got float64: "):
+    with pytest.raises(TypeError, match=r"'basket_ids' of model .* as int32, and got float64: "):
         model(small.assign(second=[2.0, 5.0]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="got int64 with ids beyond that"):
         model(small.assign(second=[2, 2**40]))
