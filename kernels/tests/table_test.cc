@@ -347,6 +347,7 @@ void PartsOfOneVariableShareOutItsShards() {
   };
   const int64_t whole = shards_of(1);
   CHECK(whole >= 8);
+  CHECK(shards_of(INT64_MAX) == 2 && shards_of(INT64_MIN) == whole);
   for (const int64_t parts : {2, 3, 5, 8, 100}) {
     const int64_t shards = shards_of(parts);
     CHECK(shards >= 2 && shards * parts >= whole);

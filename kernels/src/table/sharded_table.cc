@@ -23,8 +23,9 @@ int64_t DefaultShards(int64_t parts_beside) {
   cpu_set_t cpus;
   const int count = ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
   const int64_t of_variable = std::max<int64_t>(8, int64_t{4} * count);
+  const int64_t parts = std::clamp<int64_t>(parts_beside, 1, of_variable);  // whatever a graph says
   int64_t shards = 2;
-  while (shards * parts_beside < of_variable && shards < kMaxShards) shards *= 2;
+  while (shards * parts < of_variable && shards < kMaxShards) shards *= 2;
   return shards;
 }
 
@@ -44,8 +45,7 @@ ShardedTable::ShardedTable(const TableOptions& options)
       initial_(
           std::make_shared<InitialValue>(options.initializer, options.value_type, options.dim, padding_key_)),
       ages_(options.expiry) {
-  int64_t shards =
-      options.shards == 0 ? DefaultShards(std::max<int64_t>(1, options.parts_beside)) : options.shards;
+  int64_t shards = options.shards == 0 ? DefaultShards(options.parts_beside) : options.shards;
   // Fewer where each would have memory for but a few rows.
   const int64_t well = 16 * RowCache::kLeastRows * RowCache::BytesInMemory(layout_->row_bytes);
   while (options.shards == 0 && options.max_memory > 0 && shards > 1 && options.max_memory / shards < well) {
