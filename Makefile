@@ -26,7 +26,7 @@ PYTHONS ?=
 TENSORFLOWS ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: help setup setup-horovod wheels matrix demo examples test test-all test-rest test-durations peers spark redis load-generators chromium fuzz sanitize lint types format bench \
+.PHONY: help setup setup-horovod wheels matrix demo examples test test-all test-rest test-durations peers spark redis load-generators chromium fuzz sanitize sanitize-address lint types format bench \
   bench-step bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-spill bench-export bench-saves bench-sok bench-gpu bench-install docs clean
 
 help: ## list the targets
@@ -78,8 +78,7 @@ test-all: ## everything that must pass: `make test`, and some half an hour more
 	@$(MAKE) --no-print-directory test-rest
 
 # What test-all adds to test: the whole grids, more examples of each property, sanitizers, other engines, CUDA's compiler.
-test-rest: setup setup-horovod redis chromium peers spark
-	kernels/tests/run.sh address build/address $(BIN)/cmake
+test-rest: setup setup-horovod redis chromium peers spark sanitize-address
 	kernels/tests/run.sh thread build/thread $(BIN)/cmake $(OTHER_TESTS)
 	$(PYTEST) -m 'thorough or hypothesis' --hypothesis-profile=thorough --costs=build/costs-rest.jsonl
 
@@ -117,9 +116,11 @@ spark: setup ## Spark, to read the Parquet folders that kvtools writes
 fuzz: setup ## change files at random and open them, for FUZZ_SECONDS (600)
 	$(BIN)/python tests/fuzz/fuzz.py
 
-sanitize: setup ## the C++ tests under ASan, UBSan and TSan
-	kernels/tests/run.sh address build/address $(BIN)/cmake
+sanitize: sanitize-address ## the C++ tests under ASan, UBSan and TSan
 	kernels/tests/run.sh thread build/thread $(BIN)/cmake
+
+sanitize-address: setup
+	kernels/tests/run.sh address build/address $(BIN)/cmake
 
 lint: setup types ## style and types
 	@$(BIN)/ruff check . || { echo "make lint: \`make format\` fixes some of these; change the rest by hand." >&2; exit 1; }

@@ -29,10 +29,12 @@ def _check(model: Any, value: Any, reference: Any) -> None:
       tf.errors.InvalidArgumentError: it has integers that the dtype of the input has not; in a graph when that runs.
     """
     dtype = tf.as_dtype(getattr(reference, "dtype", None) or tf.float32)
+    if not dtype.is_integer or is_building():
+        return
     if not hasattr(value, "dtype") and hasattr(value, "to_numpy"):
         value = value.to_numpy()  # a frame of pandas, whose columns have a dtype each
     got = getattr(value, "dtype", None)
-    if got is None or not dtype.is_integer or is_building():
+    if got is None:
         return
     floating = _is_floating(got)
     if not floating and not _is_wider(got, dtype):

@@ -53,8 +53,8 @@ class _All2AllDenseEmbedding(RankEmbedding):
             self._checked_shape(tf.TensorShape(inputs.shape), tf.TensorShape(wanted))
         except (TypeError, ValueError) as error:
             return self._fail_on_all(error, training, wanted)
-        train = None if training is None else bool(training)
-        return self._in_compute_dtype(all2all_dense_embedding(self.embedding_variable, inputs, training=train))
+        rows = all2all_dense_embedding(self.embedding_variable, inputs, training=self._trains(training))
+        return self._in_compute_dtype(rows)
 
     def _checked_shape(self, shape: tf.TensorShape, wanted: tf.TensorShape) -> None:
         if not shape.is_compatible_with(wanted):

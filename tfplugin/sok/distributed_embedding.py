@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin import training_mode
 from tfplugin.lookup import COMBINERS
 from tfplugin.sok.exchange import Lookup, look_up
 from tfplugin.sok.exchange_ids import pooled_keys
@@ -64,8 +63,7 @@ class _DistributedEmbedding(RankEmbedding):
         except (TypeError, ValueError) as error:
             return self._fail_on_all(error, training, [None, self.slot_num])
         lookup = Lookup(table, keys, self.combiner, self.max_nnz, weight_segments=segments)
-        train = training_mode.is_training(None if training is None else bool(training))
-        rows = look_up([lookup], train, refused=refused)[0]
+        rows = look_up([lookup], self._trains(training), refused=refused)[0]
         return self._in_compute_dtype(tf.reshape(rows, [-1, self.slot_num, self.embedding_vec_size]))
 
     def _checked_inputs(self, inputs: Any, what: str) -> tuple[tf.Tensor, str] | None:

@@ -83,9 +83,13 @@ class RankEmbedding:
     def _fail_on_all(self, error: Exception, training: bool | None, shape: list[int | None]) -> tf.Tensor:
         """What `call` gives where its inputs are wrong: the other ranks, whose inputs may be right, must not wait."""
         caller = f"sok.{type(self).__name__} '{self.name}'"  # type: ignore[attr-defined]
-        train = training_mode.is_training(None if training is None else bool(training))
-        rows = fail_on_all(error, [self.embedding_variable], train, caller)[0]
+        rows = fail_on_all(error, [self.embedding_variable], self._trains(training), caller)[0]
         return self._in_compute_dtype(of_shape(rows, tf.TensorShape([*shape, self.embedding_vec_size])))
+
+    @staticmethod
+    def _trains(training: Any) -> bool:
+        """Whether a call of the layer trains: its argument, which may be a number of NumPy, else the context."""
+        return training_mode.is_training(None if training is None else bool(training))
 
     def _in_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:
         """Rows as the layer's policy wants its outputs: float16 under ``mixed_float16``."""
