@@ -28,7 +28,7 @@ BY_HAND = {
     "dialects/safetensors.py": "what is being written here",
     "remote": "the layer itself",
     "key_join.py": "files of its own",
-    "row_mask.py": "files of its own",
+    "scratch_array.py": "files of its own",
     "slot_order.py": "what was just written here",
     "op_library.py": "the package's own files",
     "op_compiler.py": "the package's own files",
