@@ -43,7 +43,7 @@ class KeyCounts : public Admitter {
     // Rows of keys that wait, found once: an occurrence is looked at twice.
     Scratch<uint32_t> rows(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) __builtin_prefetch(counts_.index.Home(Mix64(keys[i + kAhead])), 1);
+      if (i + kAhead < n) __builtin_prefetch(counts_.index.Home(Mix64(keys[i + kAhead])).bucket(), 1);
       rows[static_cast<size_t>(i)] = BucketIndex::kNoRow;
       if (look_again && first[i] == 0) continue;
       bool is_new = false;
@@ -73,7 +73,7 @@ class KeyCounts : public Admitter {
     bool any = false;
     for (int64_t i = 0; i < n; ++i) {
       if (first[i] == kLeftOut) continue;
-      const uint32_t row = counts_.index.Find(keys[i], counts_.index.Home(Mix64(keys[i])));
+      const uint32_t row = counts_.index.Find(Mix64(keys[i]));
       if (row == BucketIndex::kNoRow || counts_.rows.StampOf(row)->version != kSettling) continue;
       Remove(keys[i]);
       any = true;
@@ -84,7 +84,7 @@ class KeyCounts : public Admitter {
   void Counts(const uint64_t* keys, int64_t n, uint32_t* counts) const override {
     std::lock_guard<std::mutex> hold(mutex_);
     for (int64_t i = 0; i < n; ++i) {
-      const uint32_t row = counts_.index.Find(keys[i], counts_.index.Home(Mix64(keys[i])));
+      const uint32_t row = counts_.index.Find(Mix64(keys[i]));
       counts[i] = row == BucketIndex::kNoRow ? 0 : counts_.rows.StampOf(row)->frequency;
     }
   }
@@ -148,11 +148,11 @@ class KeyCounts : public Admitter {
 
   void Remove(uint64_t key) {
     counts_.rows.PrepareFree(1);
-    const uint32_t row = counts_.index.Find(key, counts_.index.Home(Mix64(key)));
+    const uint32_t row = counts_.index.Find(Mix64(key));
     if (row == BucketIndex::kNoRow) return;
     const RowStamp& stamp = *counts_.rows.StampOf(row);
     if (stamp.version != kSettling) total_ -= stamp.frequency;
-    counts_.Remove(key, Mix64(key));
+    counts_.Remove(Mix64(key));
   }
 
   mutable std::mutex mutex_;

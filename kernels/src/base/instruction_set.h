@@ -9,8 +9,8 @@ enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 InstructionSet BestInstructionSet();
 
 #if defined(__x86_64__)
-#define KVTABLE_TARGET_AVX2 __attribute__((target("avx2,f16c")))
-#define KVTABLE_TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,f16c")))
+#define KVTABLE_TARGET_AVX2 __attribute__((target("avx2,f16c,bmi2")))
+#define KVTABLE_TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,f16c,bmi2")))
 #endif
 
 }  // namespace kvtable

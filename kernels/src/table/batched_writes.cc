@@ -157,8 +157,9 @@ void ShardedTable::IncreaseFrequency(const void* keys, int64_t n, const uint32_t
       Shard& shard = *shards_[static_cast<size_t>(group.shard)];
       std::lock_guard<ShardLock> hold(shard.lock);
       for (int64_t i = 0; i < group.count; ++i) {
-        if (i + kAhead < group.count) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])));
-        const uint32_t row = shard.index.Find(group.keys[i], shard.index.Home(Mix64(group.keys[i])));
+        if (i + kAhead < group.count)
+          __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])).bucket());
+        const uint32_t row = shard.index.Find(Mix64(group.keys[i]));
         if (row == BucketIndex::kNoRow || time.HasExpired(shard.rows.StampOf(row)->version)) continue;
         shard.BeforeStamp(row);
         uint32_t& frequency = shard.rows.StampOf(row)->frequency;
@@ -182,14 +183,16 @@ int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) 
       std::lock_guard<ShardLock> hold(shard.lock);
       shard.rows.PrepareFree(static_cast<size_t>(std::min<int64_t>(group.count, shard.rows.live_rows())));
       for (int64_t i = 0; i < group.count; ++i) {
-        if (i + kAhead < group.count) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])), 1);
+        if (i + kAhead < group.count)
+          __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])).bucket(), 1);
+        if (i + kAhead / 2 < group.count) shard.index.PrefetchErase(Mix64(group.keys[i + kAhead / 2]));
         const uint64_t hash = Mix64(group.keys[i]);
         bool has_expired = false;
         if (time.expired_before != 0) {
-          const uint32_t row = shard.index.Find(group.keys[i], shard.index.Home(hash));
+          const uint32_t row = shard.index.Find(hash);
           has_expired = row != BucketIndex::kNoRow && time.HasExpired(shard.rows.StampOf(row)->version);
         }
-        count += shard.Remove(group.keys[i], hash) && !has_expired ? 1 : 0;
+        count += shard.Remove(hash) && !has_expired ? 1 : 0;
       }
       removed.fetch_add(count, std::memory_order_relaxed);
     });

@@ -142,11 +142,12 @@ int64_t ShardedTable::EvictRows(const RowTest& test, int shard_number, uint32_t 
     const auto hash_of = [&](uint32_t i) { return Mix64(shard.rows.StampOf(found[i])->key); };
     for (uint32_t i = 0; i < count; ++i) {
       if (i + kErasesAhead < count && found[i + kErasesAhead] < rows) {
-        __builtin_prefetch(shard.index.Home(hash_of(i + kErasesAhead)), 1);
+        __builtin_prefetch(shard.index.Home(hash_of(i + kErasesAhead)).bucket(), 1);
+        shard.index.PrefetchErase(hash_of(i + kErasesAhead / 2));
       }
       const uint32_t row = found[i];
       if (row >= rows || !shard.rows.IsLive(row) || !goes(row)) continue;
-      shard.Remove(shard.rows.StampOf(row)->key, hash_of(i));
+      shard.Remove(hash_of(i));
       if (on_evicted_) on_evicted_(static_cast<uint64_t>(shard_number) << 32 | row);
       ++evicted;
     }
@@ -198,7 +199,7 @@ void ShardedTable::CountRanks(const RankDigit& digit, PassCursor* cursor, int64_
 uint32_t ShardedTable::Renew(int shard_number, uint64_t key, uint32_t row) {
   Shard& shard = *shards_[static_cast<size_t>(shard_number)];
   shard.rows.PrepareFree(1);
-  shard.Remove(key, Mix64(key));
+  shard.Remove(Mix64(key));
   if (on_evicted_) on_evicted_(static_cast<uint64_t>(shard_number) << 32 | row);
   expired_.fetch_add(1, std::memory_order_relaxed);
   bool is_new = false;

@@ -38,33 +38,33 @@ struct SeveralTables {
   KVTABLE_ALWAYS_INLINE const Shard& shard(int64_t i) const { return *shards[numbers[i]]; }
 };
 
-// rows[i] = the row of keys[i], widened, in its shard, or kNoRow; of up to kBlock keys whose shards are held. Each step
-// asks for the memory that the next one reads.
+// rows[i] = the row of the i-th key in its shard, or kNoRow; of up to kBlock keys whose shards are held. Each step asks for
+// the memory that the next one reads.
 template <class Places>
-KVTABLE_ALWAYS_INLINE inline void FindRows(const Places& places, const uint64_t* keys, int64_t count,
-                                           uint32_t* rows) {
+KVTABLE_ALWAYS_INLINE inline void FindRows(const Places& places, int64_t count, uint32_t* rows) {
   static const SearchHomes search_homes = BestSearchHomes();
-  std::array<const Bucket*, kBlock> homes;
+  std::array<BucketRef, kBlock> homes;
   std::array<uint32_t, kBlock> elsewhere;  // keys that are not in the bucket that is their home
   for (int64_t i = 0; i < count; ++i) {
-    const Bucket* const home = places.shard(i).index.Home(places.hash(i));
-    __builtin_prefetch(home, 0, 2);
+    const BucketRef home = places.shard(i).index.Home(places.hash(i));
+    __builtin_prefetch(home.bucket(), 0, 2);
     homes[static_cast<size_t>(i)] = home;
   }
-  const int64_t misses = search_homes(keys, homes.data(), count, rows, elsewhere.data());
+  const int64_t misses = search_homes(places.hashes, homes.data(), count, rows, elsewhere.data());
   // A bucket further in each round, so that all of them wait for memory together.
-  std::array<const Bucket*, kBlock> at;
+  std::array<BucketRef, kBlock> at;
   for (int64_t m = 0; m < misses; ++m) at[static_cast<size_t>(m)] = homes[elsewhere[static_cast<size_t>(m)]];
   for (int64_t left = misses; left > 0;) {
     int64_t kept = 0;
     for (int64_t m = 0; m < left; ++m) {
       const uint32_t i = elsewhere[static_cast<size_t>(m)];
+      const BucketRef before = at[static_cast<size_t>(m)];
+      if (before.bucket()->passed() == 0) continue;
       const BucketIndex& index = places.shard(i).index;
-      const Bucket* const bucket = index.Next(at[static_cast<size_t>(m)], homes[i]);
-      if (bucket == nullptr) continue;
-      rows[i] = BucketIndex::Match(keys[i], bucket);
-      if (rows[i] != BucketIndex::kNoRow) continue;
-      __builtin_prefetch(bucket + 1);
+      const BucketRef bucket = index.Next(before, homes[i]);
+      rows[i] = bucket ? BucketIndex::Match(places.hash(i), bucket) : index.FindFar(places.hash(i));
+      if (!bucket || rows[i] != BucketIndex::kNoRow) continue;
+      __builtin_prefetch(bucket.bucket() + 1);
       elsewhere[static_cast<size_t>(kept)] = i;
       at[static_cast<size_t>(kept++)] = bucket;
     }

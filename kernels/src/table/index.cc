@@ -11,10 +11,16 @@ namespace {
 
 constexpr uint32_t kMinBuckets = 4;
 constexpr uint32_t kMaxBuckets = uint32_t{1} << 31;  // more than rows can fill
-// A tenth of the keys of a full index lie outside their home bucket, and right after growth it costs
-// 64 / 5 / (kMaxLoad / kGrowth) = 20.5 bytes per key. Growth is a stream, so small steps are cheap.
+// One in 14 keys of a full index lies outside its home bucket, and right after growth it costs
+// 64 / 7 / (kMaxLoad / kGrowth) = 14.6 bytes per key. Growth is a stream, so small steps are cheap.
 constexpr double kMaxLoad = 0.75;
 constexpr double kGrowth = 1.2;
+
+// As many as the buckets from a home on tell of a hash: so the number of buckets, less those within reach.
+int RowBits(uint32_t buckets) {
+  static_assert(BucketIndex::kReach == 1u << 4);
+  return buckets < BucketIndex::kReach ? 0 : 31 - __builtin_clz(buckets) - 4;
+}
 
 }  // namespace
 
@@ -24,37 +30,103 @@ size_t BucketIndex::MaxKeys(uint32_t buckets) {
   return static_cast<size_t>(static_cast<double>(buckets) * Bucket::kKeys * kMaxLoad);
 }
 
-void BucketIndex::Insert(uint64_t key, uint64_t hash, uint32_t row) noexcept {
-  Bucket* bucket = buckets_ + BucketOf(hash, num_buckets_);
-  while (bucket->count == Bucket::kKeys) {
-    if (bucket->overflow != UINT16_MAX) ++bucket->overflow;
-    if (++bucket == buckets_ + num_buckets_) bucket = buckets_;
+template <class Visit>
+void BucketIndex::ForEach(const Visit& visit) const {
+  for (uint32_t b = 0; b < num_buckets_; ++b) {
+    const BucketRef at = first_.Plus(b);
+    const uint32_t last = LastOf(b);
+    for (int i = 0; i < at.bucket()->count(); ++i) {
+      const uint64_t word = at.bucket()->words[i];
+      const uint64_t hash =
+          (word & ~uint64_t{UINT32_MAX}) | static_cast<uint32_t>(last - BackFrom(last, word));
+      visit(hash, at.Row(i), Distance(Home(hash), at) + 1);
+    }
   }
-  bucket->keys[bucket->count] = key;
-  bucket->rows[bucket->count] = row;
-  ++bucket->count;
-  ++size_;
+  far_.ForEach([&](uint64_t hash, uint32_t row) { visit(hash, row, kReach + 1); });
 }
 
-uint32_t BucketIndex::Erase(uint64_t key, uint64_t hash) noexcept {
-  Bucket* const home = buckets_ + BucketOf(hash, num_buckets_);
-  for (Bucket* bucket = home;;) {
-    for (int i = 0; i < bucket->count; ++i) {
-      if (bucket->keys[i] != key) continue;
-      const uint32_t row = bucket->rows[i];
-      const int last = --bucket->count;
-      bucket->keys[i] = bucket->keys[last];
-      bucket->rows[i] = bucket->rows[last];
-      --size_;
-      for (Bucket* passed = home; passed != bucket;) {
-        if (passed->overflow != UINT16_MAX) --passed->overflow;
-        if (++passed == buckets_ + num_buckets_) passed = buckets_;
-      }
-      return row;
+void BucketIndex::Pass(BucketRef at) noexcept {
+  Bucket* const bucket = at.writable();
+  if (bucket->passed() == Bucket::kMostPassed) return;
+  bucket->state = static_cast<uint8_t>(bucket->state + (1 << Bucket::kCountBits));
+  stuck_ += bucket->passed() == Bucket::kMostPassed ? 1 : 0;
+}
+
+void BucketIndex::TakeBack(BucketRef at) noexcept {
+  Bucket* const bucket = at.writable();
+  if (bucket->passed() == Bucket::kMostPassed) return;
+  bucket->state = static_cast<uint8_t>(bucket->state - (1 << Bucket::kCountBits));
+}
+
+void BucketIndex::Insert(uint64_t hash, uint32_t row) noexcept {
+  ++size_;
+  BucketRef at = Home(hash);
+  for (uint32_t passed = 0; at.bucket()->count() == Bucket::kKeys;) {
+    Pass(at);
+    if (++passed == kReach) return far_.Insert(hash, row);
+    at = After(at);
+  }
+  const uint64_t of_row = at.row_mask();
+  const uint64_t shifted = uint64_t{row} << at.row_shift();
+  Put(at, (hash & ~of_row) | (shifted & of_row), static_cast<uint8_t>(shifted >> 32));
+}
+
+void BucketIndex::Put(BucketRef at, uint64_t word, uint8_t row) noexcept {
+  Bucket* const bucket = at.writable();
+  const int i = bucket->count();
+  bucket->words[i] = word;
+  bucket->rows[i] = row;
+  ++bucket->state;
+}
+
+uint32_t BucketIndex::Erase(uint64_t hash) noexcept {
+  const BucketRef home = Home(hash);
+  BucketRef at = home;
+  int i = Which(hash, at);
+  while (i < 0) {
+    const BucketRef next = Next(at, home);
+    if (!next) break;
+    at = next;
+    i = Which(hash, at);
+  }
+  uint32_t row;
+  BucketRef end = at;  // of the buckets that the key passed
+  if (i >= 0) {
+    row = at.Row(i);
+    TakeOut(at, i);
+  } else {
+    row = far_.Erase(hash);
+    if (row == kNoRow) return row;
+    end = After(at);
+  }
+  --size_;
+  for (BucketRef passed = home; passed != end; passed = After(passed)) TakeBack(passed);
+  if (i >= 0) MoveUp(at);
+  return row;
+}
+
+void BucketIndex::TakeOut(BucketRef at, int i) noexcept {
+  Bucket* const bucket = at.writable();
+  const int last = bucket->count() - 1;
+  bucket->words[i] = bucket->words[last];
+  bucket->rows[i] = bucket->rows[last];
+  --bucket->state;
+}
+
+void BucketIndex::MoveUp(BucketRef hole) noexcept {
+  BucketRef at = After(hole);
+  for (uint32_t away = 1; hole.bucket()->passed() > 0 && at != hole && away < kReach;
+       ++away, at = After(at)) {
+    const uint32_t last = LastOf(NumberOf(at));
+    const uint32_t of_others = last - LastOf(NumberOf(hole));  // hashes with homes after the hole
+    for (int i = 0; i < at.bucket()->count(); ++i) {
+      if (BackFrom(last, at.bucket()->words[i]) < of_others) continue;  // it did not pass the hole
+      Put(hole, at.bucket()->words[i], at.bucket()->rows[i]);
+      for (; hole != at; hole = After(hole)) TakeBack(hole);
+      TakeOut(at, i);
+      away = 0;
+      break;
     }
-    if (bucket->overflow == 0) return kNoRow;
-    if (++bucket == buckets_ + num_buckets_) bucket = buckets_;
-    if (bucket == home) return kNoRow;
   }
 }
 
@@ -68,9 +140,11 @@ void BucketIndex::Reserve(size_t keys) {
   Rebuild(std::max(kMinBuckets, static_cast<uint32_t>(buckets)));
 }
 
-void BucketIndex::Grow() {
-  const double buckets = num_buckets_ * kGrowth + 1;
-  Rebuild(std::max(kMinBuckets, static_cast<uint32_t>(std::min(buckets, static_cast<double>(kMaxBuckets)))));
+void BucketIndex::MakeRoom(uint32_t row) {
+  double buckets = num_buckets_;
+  if (size_ >= max_size_) buckets = buckets * kGrowth + 1;
+  buckets = std::max({buckets, static_cast<double>(kMinBuckets), row / 8 + 1.0});
+  Rebuild(static_cast<uint32_t>(std::min(buckets, static_cast<double>(kMaxBuckets))));
 }
 
 // Old buckets come in the order of hashes, and BucketOf keeps that order: both arrays are walked front to
@@ -80,38 +154,27 @@ void BucketIndex::Rebuild(uint32_t new_buckets) {
   constexpr uint32_t kPageBuckets = kHugePage / sizeof(Bucket);
   const uint32_t rest = new_buckets % kPageBuckets;
   if (huge_pages_ && rest >= kPageBuckets / 2) new_buckets += kPageBuckets - rest;
-  Region old_memory(static_cast<size_t>(new_buckets) * sizeof(Bucket),
-                    huge_pages_ ? Pages::kHuge : Pages::kOrdinary, "a table's index");
-  std::swap(memory_, old_memory);
-  const Bucket* old = buckets_;
-  const uint32_t old_buckets = num_buckets_;
-  buckets_ = reinterpret_cast<Bucket*>(memory_.data());
-  num_buckets_ = new_buckets;
-  max_size_ = MaxKeys(new_buckets);
-  size_ = 0;
-  for (uint32_t b = 0; b < old_buckets; ++b) {
-    for (int i = 0; i < old[b].count; ++i) Insert(old[b].keys[i], Mix64(old[b].keys[i]), old[b].rows[i]);
-  }
+  BucketIndex next(huge_pages_);
+  next.memory_ = Region(static_cast<size_t>(new_buckets) * sizeof(Bucket),
+                        huge_pages_ ? Pages::kHuge : Pages::kOrdinary, "a table's index");
+  next.first_ = BucketRef(reinterpret_cast<Bucket*>(next.memory_.data()), RowBits(new_buckets));
+  next.num_buckets_ = new_buckets;
+  next.max_size_ = MaxKeys(new_buckets);
+  ForEach([&](uint64_t hash, uint32_t row, uint32_t) {
+    next.far_.PrepareInsert();
+    next.Insert(hash, row);
+  });
+  // Those that are stuck so soon are so because of their keys; to count anew would help little, unless they double.
+  next.most_stuck_ = 2 * next.stuck_ + new_buckets / 64 + 1;
+  *this = std::move(next);
 }
 
-void BucketIndex::Clear() {
-  memory_ = Region();
-  buckets_ = &empty_bucket_;
-  num_buckets_ = 1;
-  size_ = 0;
-  max_size_ = 0;
-}
+void BucketIndex::Clear() { *this = BucketIndex(huge_pages_); }
 
 int BucketIndex::MaxProbeLength() const {
-  int longest = 0;
-  for (uint32_t b = 0; b < num_buckets_; ++b) {
-    for (int i = 0; i < buckets_[b].count; ++i) {
-      const uint32_t home = BucketOf(Mix64(buckets_[b].keys[i]), num_buckets_);
-      const uint32_t distance = b >= home ? b - home : b + num_buckets_ - home;
-      longest = std::max(longest, static_cast<int>(distance) + 1);
-    }
-  }
-  return longest;
+  uint32_t longest = 0;
+  ForEach([&](uint64_t, uint32_t, uint32_t probes) { longest = std::max(longest, probes); });
+  return static_cast<int>(longest);
 }
 
 }  // namespace kvtable

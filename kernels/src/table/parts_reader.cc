@@ -93,7 +93,7 @@ int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, co
       has_all = has_all && holds[part]->shards() == touched[part];
     }
     if (__builtin_expect(has_all, 1)) {
-      ShardedTable::ReadHeld({}, table_keys, ConsecutiveKeys{begin}, count, places, locate, prefetch, visit);
+      ShardedTable::ReadHeld({}, ConsecutiveKeys{begin}, count, places, locate, prefetch, visit);
     } else {
       int64_t held = 0;
       for (int64_t i = 0; i < count; ++i) {
@@ -106,8 +106,7 @@ int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, co
         numbers[static_cast<size_t>(held)] = number;
         hashes[static_cast<size_t>(held++)] = hashes[static_cast<size_t>(i)];
       }
-      ShardedTable::ReadHeld({}, table_keys, ListedKeys{0, picked.data()}, held, places, locate, prefetch,
-                             visit);
+      ShardedTable::ReadHeld({}, ListedKeys{0, picked.data()}, held, places, locate, prefetch, visit);
     }
     if (2 * (num_left - left_before) > count) {  // what comes will hardly fare better
       for (int64_t i = begin + count; i < n; ++i) {

@@ -45,12 +45,11 @@ KVTABLE_ALWAYS_INLINE inline void PrefetchKeys(const Key* begin, const Key* end)
   for (const Key* key = begin; key < stop; key += kInLine) __builtin_prefetch(key, 0, 2);
 }
 
-template <class Key, class Which, class Places, class LocateRow, class Prefetch, class Visit>
-void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which& which, int64_t count,
-                            const Places& places, const LocateRow& locate, const Prefetch& prefetch,
-                            const Visit& visit, FileReads* reads, bool only_memory) {
+template <class Which, class Places, class LocateRow, class Prefetch, class Visit>
+void ShardedTable::ReadHeld(const BatchTime& time, const Which& which, int64_t count, const Places& places,
+                            const LocateRow& locate, const Prefetch& prefetch, const Visit& visit,
+                            FileReads* reads, bool only_memory) {
   using Pointer = decltype(locate(int64_t{0}, size_t{0}, places.shard(0), uint32_t{0}));
-  std::array<uint64_t, kBlock> wide;
   std::array<uint32_t, kBlock> rows;
   // Where each row is, or null.
   std::array<uintptr_t, kBlock> found;
@@ -59,8 +58,7 @@ void ShardedTable::ReadHeld(const BatchTime& time, const Key* keys, const Which&
   std::array<const RowStamp*, kBlock> stamps;
   // First where the rows are, then the rows: each pass asks for memory some steps before it reads it, and
   // the last does nothing else.
-  for (int64_t i = 0; i < count; ++i) wide[static_cast<size_t>(i)] = WidenKey(keys[which[i]]);
-  FindRows(places, wide.data(), count, rows.data());
+  FindRows(places, count, rows.data());
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t row = rows[static_cast<size_t>(i)];
     found[static_cast<size_t>(i)] = 0;
@@ -136,7 +134,7 @@ int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t 
       check(*shards_[static_cast<size_t>(__builtin_ctzll(left))]);
     }
     if (__builtin_expect(hold.shards() == touched, 1)) {
-      ReadHeld(time, keys, which, count, places, locate, prefetch, visit, reads, only_memory);
+      ReadHeld(time, which, count, places, locate, prefetch, visit, reads, only_memory);
       return;
     }
     int64_t held = 0;
@@ -150,7 +148,7 @@ int64_t ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t 
         hashes[static_cast<size_t>(held++)] = hash;
       }
     }
-    ReadHeld(time, keys, ListedKeys{begin, picked.data()}, held, places, locate, prefetch, visit, reads,
+    ReadHeld(time, ListedKeys{begin, picked.data()}, held, places, locate, prefetch, visit, reads,
              only_memory);
   };
   // Until no more than `most` wait: those first that were put off first, for writers may have gone on since.

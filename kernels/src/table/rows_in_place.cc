@@ -57,7 +57,7 @@ bool ShardedTable::ReadInPlace(const void* keys, int64_t n, const Insertion* ins
         return false;
       }
       const OneTable places{shards_.data(), shard_bits_, hashes.data()};
-      FindRows(places, wide.data(), n, numbers.data());
+      FindRows(places, n, numbers.data());
       for (size_t i = 0; i < count; ++i) {
         if (__builtin_expect(numbers[i] == BucketIndex::kNoRow, 0)) {
           rows[i] = other_of.empty() ? nullptr : other_of[i];

@@ -7,10 +7,10 @@
 
 namespace kvtable {
 
-// rows[i] = BucketIndex::Match(keys[i], homes[i]). Asks for buckets a few steps ahead: they should be in the second-level
+// rows[i] = BucketIndex::Match(hashes[i], homes[i]). Asks for buckets a few steps ahead: they should be in the second-level
 // cache by then. Writes the numbers of the keys without a row to `elsewhere`, which has room for n, returns how many, and asks
 // for the buckets after their homes.
-using SearchHomes = int64_t (*)(const uint64_t* keys, const Bucket* const* homes, int64_t n, uint32_t* rows,
+using SearchHomes = int64_t (*)(const uint64_t* hashes, const BucketRef* homes, int64_t n, uint32_t* rows,
                                 uint32_t* elsewhere);
 
 SearchHomes BestSearchHomes();

@@ -55,25 +55,25 @@ struct alignas(64) Shard {
   // the row's bytes are the caller's to write before it lets go of the lock. Throws
   // Error(kResourceExhausted), and changes nothing then.
   uint32_t FindOrInsert(uint64_t key, uint64_t hash, bool* is_new) {
-    uint32_t row = index.Find(key, index.Home(hash));
+    uint32_t row = index.Find(hash);
     *is_new = row == BucketIndex::kNoRow;
     if (!*is_new) return row;
     rows.PrepareAllocate();
-    index.PrepareInsert();
+    index.PrepareInsert(rows.next_row());
     if (watch != nullptr) watch->PrepareBirth(rows.next_row());
     row = rows.Allocate();
-    index.Insert(key, hash, row);
+    index.Insert(hash, row);
     *rows.StampOf(row) = {key, 0, 0};
     size.store(rows.live_rows(), std::memory_order_relaxed);
     return row;
   }
 
-  bool Remove(uint64_t key, uint64_t hash) {  // needs rows.PrepareFree
+  bool Remove(uint64_t hash) {  // needs rows.PrepareFree
     if (__builtin_expect(watch != nullptr, 0)) {
-      const uint32_t there = index.Find(key, index.Home(hash));
+      const uint32_t there = index.Find(hash);
       if (there != BucketIndex::kNoRow) watch->BeforeRemove(rows, there);
     }
-    const uint32_t row = index.Erase(key, hash);
+    const uint32_t row = index.Erase(hash);
     if (row == BucketIndex::kNoRow) return false;
     zeroed.Unmark(row);
     rows.Free(row);

@@ -233,11 +233,11 @@ class ShardedTable : public Table, public RowsInPlace {
   int64_t ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const GoOn& go_on,
                     const Check& check, const LocateRow& locate, const Prefetch& prefetch, const Visit& visit,
                     bool only_memory = false) const;
-  // One block of it, keys[which[0, count)], with the shards that they need in hand. Of tables that spill with `reads`,
-  // for rows in the file.
-  template <class Key, class Which, class Places, class LocateRow, class Prefetch, class Visit>
-  __attribute__((noinline)) static void ReadHeld(const BatchTime& time, const Key* keys, const Which& which,
-                                                 int64_t count, const Places& places, const LocateRow& locate,
+  // One block of it, the keys which[0, count) of these places, with the shards that they need in hand. Of tables that
+  // spill with `reads`, for rows in the file.
+  template <class Which, class Places, class LocateRow, class Prefetch, class Visit>
+  __attribute__((noinline)) static void ReadHeld(const BatchTime& time, const Which& which, int64_t count,
+                                                 const Places& places, const LocateRow& locate,
                                                  const Prefetch& prefetch, const Visit& visit,
                                                  FileReads* reads = nullptr, bool only_memory = false);
   // Of a table that spills: makes the row numbers among what was found addresses, of rows in memory or of copies in

@@ -103,13 +103,13 @@ void ShardedTable::BringIn(Shard* shard, const ShardGroups::Group& group, bool e
       if (next < known_rows) {
         __builtin_prefetch(shard->rows.StampOf(next));
       } else {
-        __builtin_prefetch(shard->index.Home(Mix64(group.keys[i + kAhead])));
+        __builtin_prefetch(shard->index.Home(Mix64(group.keys[i + kAhead])).bucket());
       }
     }
     const uint64_t key = group.keys[i];
     uint32_t row = hint(group.positions[i]);
     if (row >= known_rows || shard->rows.StampOf(row)->key != key || !shard->rows.IsLive(row)) {
-      row = shard->index.Find(key, shard->index.Home(Mix64(key)));
+      row = shard->index.Find(Mix64(key));
     }
     if (row != BucketIndex::kNoRow) there[count++] = row;
   }
@@ -130,7 +130,7 @@ KVTABLE_ALWAYS_INLINE inline int64_t ShardedTable::WriteRows(const BatchTime& ti
                             KVTABLE_ALWAYS_INLINE { return hint(group.positions[i]) < known_rows; };
   const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
     if (!has_hint(i)) {
-      __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
+      __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])).bucket(), 1);
     } else {
       shard.rows.PrefetchPlace(hint(group.positions[i]));
     }
@@ -150,36 +150,36 @@ KVTABLE_ALWAYS_INLINE inline int64_t ShardedTable::WriteRows(const BatchTime& ti
   // What is known of key i, at i modulo the size: its row, or kNoRow; then where the search goes on, or
   // null. A row that was found stays the key's: nobody else may remove it now.
   std::array<uint32_t, kAhead> found;
-  std::array<const Bucket*, kAhead> next;
+  std::array<BucketRef, kAhead> next;
   const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
     uint32_t& row = found[static_cast<size_t>(i % kAhead)];
-    const Bucket*& on = next[static_cast<size_t>(i % kAhead)];
-    on = nullptr;
+    BucketRef& on = next[static_cast<size_t>(i % kAhead)];
+    on = {};
     if (has_hint(i)) {
       row = hint(group.positions[i]);
       prefetch_row(row);
     } else {
-      const uint64_t key = group.keys[i];
-      const Bucket* const home = shard.index.Home(Mix64(key));
-      row = BucketIndex::Match(key, home);
+      const uint64_t hash = Mix64(group.keys[i]);
+      const BucketRef home = shard.index.Home(hash);
+      row = BucketIndex::Match(hash, home);
       if (row != BucketIndex::kNoRow) {
         prefetch_row(row);
       } else {
         on = shard.index.Next(home, home);
-        __builtin_prefetch(on, 1);
+        __builtin_prefetch(on.bucket(), 1);
       }
     }
     prefetch_input(group.positions[i]);
   };
   const auto search_on = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    const Bucket* const on = next[static_cast<size_t>(i % kAhead)];
-    if (on == nullptr) return;
-    const uint64_t key = group.keys[i];
+    const BucketRef on = next[static_cast<size_t>(i % kAhead)];
+    if (!on) return;
+    const uint64_t hash = Mix64(group.keys[i]);
     uint32_t& row = found[static_cast<size_t>(i % kAhead)];
-    row = shard.index.FindFrom(key, on, shard.index.Home(Mix64(key)));
+    row = shard.index.FindFrom(hash, on, shard.index.Home(hash));
     if (row != BucketIndex::kNoRow) prefetch_row(row);
   };
-  const Bucket* first_bucket = shard.index.Home(0);
+  BucketRef first_bucket = shard.index.Home(0);
   for (int64_t i = 0; i < std::min(2 * kAhead, group.count); ++i) prefetch_bucket(i);
   for (int64_t i = 0; i < std::min(kAhead, group.count); ++i) search_home(i);
   for (int64_t i = 0; i < group.count; ++i) {
@@ -193,8 +193,7 @@ KVTABLE_ALWAYS_INLINE inline int64_t ShardedTable::WriteRows(const BatchTime& ti
                        (!has_hint(i) || (shard.rows.StampOf(row)->key == key && shard.rows.IsLive(row)));
     const bool may_insert = !existing_only && padding_key_ != key;
     if (!still) {
-      row = may_insert ? shard.FindOrInsert(key, Mix64(key), &is_new)
-                       : shard.index.Find(key, shard.index.Home(Mix64(key)));
+      row = may_insert ? shard.FindOrInsert(key, Mix64(key), &is_new) : shard.index.Find(Mix64(key));
     }
     if (time.expired_before != 0 && row != BucketIndex::kNoRow && !is_new &&
         time.HasExpired(shard.rows.StampOf(row)->version)) {
@@ -205,7 +204,7 @@ KVTABLE_ALWAYS_INLINE inline int64_t ShardedTable::WriteRows(const BatchTime& ti
     if (row == BucketIndex::kNoRow) continue;
     if (is_new || !kOnlyNew) shard.BeforeWrite(row, is_new);
     if (is_new && shard.index.Home(0) != first_bucket) {  // the index grew: its old buckets are gone
-      next.fill(nullptr);
+      next.fill({});
       first_bucket = shard.index.Home(0);
     }
     write(shard, row, key, group.positions[i], is_new);
