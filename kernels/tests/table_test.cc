@@ -2,9 +2,13 @@
 // columns that are those that were looked up, initial values that its type can hold.
 #include "kvtable/table.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <set>
@@ -67,13 +71,31 @@ void RemovedRowsAreListedWithoutCopyingTheListEachTime() {
   }
 }
 
-// The rows of one shard cannot be made as wide as asked for, whatever memory there is. The shard before has no
-// rows, and could.
+// For how long it lives, the process gets no more than `bytes` of address space.
+class AddressSpaceLeft {
+ public:
+  explicit AddressSpaceLeft(rlim_t bytes) {
+    CHECK(::getrlimit(RLIMIT_AS, &before_) == 0);
+    rlim_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    CHECK(pages > 0);
+    Set(pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + bytes);
+  }
+  ~AddressSpaceLeft() { Set(before_.rlim_cur); }
+
+ private:
+  void Set(rlim_t bytes) const {
+    const rlimit limit{bytes, before_.rlim_max};
+    CHECK(::setrlimit(RLIMIT_AS, &limit) == 0);
+  }
+  rlimit before_;
+};
+
+// The rows of one shard, 2 GiB, cannot be made as wide as asked for. The shard before has no rows, and could.
 void SlotsThatOneShardHasNoMemoryForChangeNoShard() {
   TableOptions options;
   options.dim = 1;
   options.shards = 2;
-  options.capacity_hint = int64_t{1} << 22;
   options.slots = {Slot("kept", 3.0)};
   const auto table = Table::Create(options);
   std::vector<int64_t> keys = Keys(64);
@@ -89,7 +111,10 @@ void SlotsThatOneShardHasNoMemoryForChangeNoShard() {
   }
   for (Table* each : {table.get(), refilled.get()}) {
     const std::vector<SlotSpec> wide = {Slot("kept", 3.0), Slot("wide", 1.0, int64_t{1} << 24)};
-    CHECK(Throws(ErrorCode::kResourceExhausted, [&] { each->EnsureSlots(wide, Serial()); }));
+    {
+      const AddressSpaceLeft left(rlim_t{512} << 20);
+      CHECK(Throws(ErrorCode::kResourceExhausted, [&] { each->EnsureSlots(wide, Serial()); }));
+    }
     CHECK(each->generation() == 1 && each->slots() == options.slots);
     Insert(each, keys);
     CHECK(each->Memory().row_bytes == 64 * 2 * 4);  // in every shard

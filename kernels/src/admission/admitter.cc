@@ -32,8 +32,8 @@ class KeyCounts : public Admitter {
  public:
   explicit KeyCounts(const AdmissionPolicy& policy)
       : Admitter(policy),
-        counts_(&seats_, 0, std::make_shared<RowLayout>(ValueType::kInt8, 1, std::vector<SlotSpec>()), true) {
-  }
+        counts_(&seats_, 0, std::make_shared<RowLayout>(ValueType::kInt8, 1, std::vector<SlotSpec>()), true,
+                std::make_shared<SharedPages>(1, true, "counts of keys")) {}
 
   void Admit(const uint64_t* keys, int64_t n, uint64_t began, const AreThere& are_there,
              uint32_t* first) override {

@@ -472,7 +472,7 @@ void RowCache::CancelRelayout() noexcept {
   limit_ = most_frames_;
 }
 
-int64_t RowCache::Relayout() noexcept {
+void RowCache::Relayout() noexcept {
   Next& next = *next_;
   for (const Frame& frame : frames_) {
     if (frame.row == kNone) continue;
@@ -496,7 +496,6 @@ int64_t RowCache::Relayout() noexcept {
   open_ = kNone;
   if (spare_ != kNone) LetGo(spare_);
   spare_ = kNone;
-  return row_bytes_;
 }
 
 int64_t RowCache::ColumnBytes() const {

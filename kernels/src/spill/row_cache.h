@@ -75,10 +75,12 @@ class RowCache {
   void Free(uint32_t row) noexcept;
   void Clear() noexcept;
 
+  int64_t row_bytes() const { return row_bytes_; }
+
   // ---- Another size of rows, in two steps, as RowStore has it
 
   void PrepareRelayout(int64_t row_bytes, const ConvertRows& convert);
-  int64_t Relayout() noexcept;  // the new size
+  void Relayout() noexcept;
   void CancelRelayout() noexcept;
 
   int64_t here() const { return in_use_; }  // rows in memory

@@ -62,12 +62,13 @@ uint64_t ShardedTable::EnsureSlots(const std::vector<SlotSpec>& slots, ParallelF
   // All that may fail comes first, for all shards: from then on every shard changes.
   const ConvertRows convert = RowConverter(from, to);
   const int64_t shards = static_cast<int64_t>(shards_.size());
+  const std::shared_ptr<SharedPages> row_pages = MakeRowPages();
   int64_t prepared = 0;
   try {
     for (; prepared < shards; ++prepared) {
       Shard& shard = *shards_[static_cast<size_t>(prepared)];
       std::lock_guard<ShardLock> hold(shard.lock);
-      shard.rows.PrepareRelayout(to->row_bytes, convert);
+      shard.rows.PrepareRelayout(to->row_bytes, convert, row_pages);
     }
   } catch (...) {
     while (prepared-- > 0) {
@@ -94,6 +95,7 @@ uint64_t ShardedTable::EnsureSlots(const std::vector<SlotSpec>& slots, ParallelF
   hold_log.unlock();
   std::lock_guard<std::mutex> hold(state_mutex_);
   layout_ = to;
+  row_pages_ = row_pages;
   generation_.store(to->generation, std::memory_order_release);
   return to->generation;
 }

@@ -21,19 +21,16 @@ size_t RowStore::SlabUsed(int slab) const {
   return high_water_ <= begin ? 0 : std::min(SlabRows(slab), high_water_ - begin);
 }
 
-void RowStore::PointAt(int slab) {
-  const uintptr_t begin = SlabBegin(slab);
-  const Slab& s = slabs_[slab];
-  const size_t bits = static_cast<size_t>(base_bits_ + slab);
-  rows_of_slab_[bits] =
-      reinterpret_cast<uintptr_t>(SlabData(slab)) - begin * static_cast<uintptr_t>(row_bytes_);
-  stamps_of_slab_[bits] = reinterpret_cast<uintptr_t>(s.stamps.data()) - begin * sizeof(RowStamp);
-  live_of_slab_[bits] = reinterpret_cast<uintptr_t>(s.live.data()) - begin / 8;
-}
-
 void RowStore::PrepareAllocate() {
   if (cache_ != nullptr) cache_->PrepareAllocate(next_row());
-  if (!free_.empty() || high_water_ < capacity_) return;
+  if (!free_.empty()) return;
+  if (high_water_ == capacity_) AddSlab();
+  if (cache_ != nullptr) return;
+  if (high_water_ == rows_.capacity()) rows_.Grow();
+  if (next_rows_ && high_water_ == next_rows_->capacity()) next_rows_->Grow();
+}
+
+void RowStore::AddSlab() {
   const int slab = static_cast<int>(slabs_.size());
   const size_t rows = SlabRows(slab);
   if (capacity_ + rows > kMaxRows) {
@@ -41,34 +38,18 @@ void RowStore::PrepareAllocate() {
                                                    " rows, the most it can. Use more shards (up to 64), or "
                                                    "partition the table.");
   }
-  slabs_.reserve(slabs_.size() + 1);
-  Slab added;
-  if (cache_ == nullptr) added.rows = MakeRows(slab, row_bytes_, &nursery_);
   const size_t stamp_bytes = rows * sizeof(RowStamp);
+  Slab added;
   added.stamps =
       Region(stamp_bytes, huge_pages_ && stamp_bytes >= kHugeStampsFrom ? Pages::kHuge : Pages::kOrdinary,
              "a table's stamps");
   added.live = Region(rows / 8, Pages::kOrdinary, "a table's liveness bits");
-  if (relayout_) relayout_->slabs.push_back(MakeRows(slab, relayout_->row_bytes, &relayout_->nursery));
   slabs_.push_back(std::move(added));
-  PointAt(slab);
+  const uintptr_t begin = SlabBegin(slab);
+  const size_t bits = static_cast<size_t>(base_bits_ + slab);
+  stamps_of_slab_[bits] = reinterpret_cast<uintptr_t>(slabs_.back().stamps.data()) - begin * sizeof(RowStamp);
+  live_of_slab_[bits] = reinterpret_cast<uintptr_t>(slabs_.back().live.data()) - begin / 8;
   capacity_ += rows;
-  if (slab > 0 && InNursery(slab - 1, row_bytes_) && !InNursery(slab, row_bytes_)) nursery_.Collapse();
-}
-
-Region RowStore::MakeRows(int slab, int64_t row_bytes, Region* nursery) const {
-  if (!InNursery(slab, row_bytes)) {
-    return Region(SlabBytes(slab, row_bytes), huge_pages_ ? Pages::kHuge : Pages::kOrdinary,
-                  "a table's rows");
-  }
-  if (nursery->data() == nullptr) *nursery = MakeNursery(row_bytes);
-  return Region();
-}
-
-Region RowStore::MakeNursery(int64_t row_bytes) const {
-  int beyond = 0;
-  while (SlabBytes(beyond, row_bytes) < kHugePage) ++beyond;
-  return Region(SlabBytes(beyond, row_bytes), Pages::kHugeOnceFull, "a table's rows");
 }
 
 uint32_t RowStore::Allocate() noexcept {
@@ -95,15 +76,12 @@ void RowStore::Clear() {
   if (cache_ != nullptr) cache_->Clear();
   slabs_.clear();
   slabs_.shrink_to_fit();
-  nursery_ = Region();
+  rows_.Clear();
   free_.clear();
   free_.shrink_to_fit();
   high_water_ = 0;
   capacity_ = 0;
-  if (relayout_) {
-    relayout_->slabs.clear();
-    relayout_->nursery = Region();
-  }
+  if (next_rows_) next_rows_->Clear();
 }
 
 void RowStore::Reserve(size_t rows) {
@@ -118,54 +96,33 @@ void RowStore::Reserve(size_t rows) {
   first_slab_rows_ = 1u << base_bits_;
 }
 
-void RowStore::PrepareRelayout(int64_t row_bytes, const ConvertRows& convert) {
+void RowStore::PrepareRelayout(int64_t row_bytes, const ConvertRows& convert,
+                               std::shared_ptr<SharedPages> pages) {
   if (cache_ != nullptr) return cache_->PrepareRelayout(row_bytes, convert);
-  NextRows next;
-  next.row_bytes = row_bytes;
-  next.slabs.reserve(kMaxSlabs);  // so that PrepareAllocate can add to them
-  for (int k = 0; k < static_cast<int>(slabs_.size()); ++k) {
-    next.slabs.push_back(MakeRows(k, row_bytes, &next.nursery));
-  }
-  relayout_ = std::move(next);
+  RowPieces next(row_bytes, std::move(pages));
+  while (next.capacity() < high_water_) next.Grow();
+  next_rows_ = std::move(next);
 }
 
 void RowStore::Relayout(const ConvertRows& convert) noexcept {
   if (cache_ != nullptr) {
-    row_bytes_ = cache_->Relayout();
+    cache_->Relayout();
     return;
   }
-  const int slabs = static_cast<int>(slabs_.size());
-  const int64_t row_bytes = relayout_->row_bytes;
-  for (int k = 0; k < slabs; ++k) {
-    const Region& rows = relayout_->slabs[static_cast<size_t>(k)];
-    char* const to =
-        InNursery(k, row_bytes) ? relayout_->nursery.data() + SlabBytes(k, row_bytes) : rows.data();
-    convert(SlabData(k), to, static_cast<uint32_t>(SlabUsed(k)));
-    slabs_[static_cast<size_t>(k)].rows = Region();
+  for (uint32_t row = 0; row < high_water_;) {
+    const uint32_t old_run = rows_.Run(row);
+    const uint32_t count = std::min({old_run, next_rows_->Run(row), high_water_ - row});
+    convert(rows_.Row(row), next_rows_->Row(row), count);
+    if (count == old_run) rows_.GiveBackPieceOf(row);
+    row += count;
   }
-  row_bytes_ = row_bytes;
-  nursery_ = std::move(relayout_->nursery);
-  for (int k = 0; k < slabs; ++k) {
-    slabs_[static_cast<size_t>(k)].rows = std::move(relayout_->slabs[static_cast<size_t>(k)]);
-    PointAt(k);
-  }
-  relayout_.reset();
-  if (slabs > 0 && !InNursery(slabs - 1, row_bytes_)) nursery_.Collapse();
+  rows_ = std::move(*next_rows_);
+  next_rows_.reset();
 }
 
 int64_t RowStore::TouchedRowBytes() const {
-  if (cache_ != nullptr) return cache_->TouchedRowBytes();
-  size_t bytes = 0;
-  size_t nursery_end = 0;
-  for (int k = 0; k < static_cast<int>(slabs_.size()); ++k) {
-    const size_t used = SlabUsed(k) * static_cast<size_t>(row_bytes_);
-    if (!InNursery(k, row_bytes_)) {
-      bytes += slabs_[static_cast<size_t>(k)].rows.TouchedBytes(used);
-    } else if (used > 0) {
-      nursery_end = SlabBytes(k, row_bytes_) + used;
-    }
-  }
-  return static_cast<int64_t>(bytes + nursery_.TouchedBytes(nursery_end));
+  return cache_ != nullptr ? cache_->TouchedRowBytes()
+                           : static_cast<int64_t>(rows_.TouchedBytes(high_water_));
 }
 
 int64_t RowStore::TouchedColumnBytes() const {

@@ -13,6 +13,7 @@
 #include "memory/huge_pages.h"
 #include "spill/row_cache.h"
 #include "table/reused_rows.h"
+#include "table/row_pieces.h"
 
 namespace kvtable {
 
@@ -23,29 +24,25 @@ struct RowStamp {
   uint32_t version;
 };
 
-// Slabs whose sizes double: slab k holds `base << k` rows. A row number leads to its slab by counting leading
-// zeros, so there is no table of slabs to chase, and a slab's memory is touched only as its rows are handed
-// out.
-//
-// Pages: the rows of slabs below kNurseryFrom bytes come from the heap, those of slabs from kHugePage bytes
-// on are mapped on huge pages. The rows of slabs in between share one mapping, the nursery, on ordinary
-// pages, which turn into huge ones when it is full. So a small table costs little, and a large one is on huge
-// pages but for a few rows.
+// Stamps and liveness bits lie in slabs whose sizes double: slab k holds `base << k` rows. A row number leads to its slab by
+// counting leading zeros, so there is no table of slabs to chase, and a slab's memory is touched only as its rows are handed
+// out. Rows lie in pieces of their own (row_pieces.h).
 class RowStore {
  public:
   static constexpr int kMinBaseBits = 6;                   // whole words of the liveness bitmap
   static constexpr uint32_t kMaxRows = uint32_t{3} << 30;  // row + first slab's rows must fit in 32 bits
 
-  // With `cache`, rows are where that has them, and slabs hold what is beside them.
-  RowStore(int64_t row_bytes, bool huge_pages, std::unique_ptr<RowCache> cache = nullptr)
-      : row_bytes_(row_bytes), cache_(std::move(cache)), huge_pages_(huge_pages) {}
+  // `pages` are for the rows. With `cache`, these are where that has them.
+  RowStore(int64_t row_bytes, bool huge_pages, std::shared_ptr<SharedPages> pages,
+           std::unique_ptr<RowCache> cache = nullptr)
+      : cache_(std::move(cache)), rows_(row_bytes, std::move(pages)), huge_pages_(huge_pages) {}
   RowStore(const RowStore&) = delete;
   RowStore& operator=(const RowStore&) = delete;
 
   // The bytes of a row; of a store with a cache, of one that is in memory.
   char* Row(uint32_t row) const {
     if (__builtin_expect(cache_ != nullptr, 0)) return cache_->Row(row);
-    return reinterpret_cast<char*>(rows_of_slab_[SlabBits(row)] + row * static_cast<uintptr_t>(row_bytes_));
+    return rows_.Row(row);
   }
   // What a lookup goes on with: the address of a row; of a store with a cache, kByNumber and its number, by which the
   // cache, which is asked to be near, tells where it is.
@@ -94,15 +91,15 @@ class RowStore {
   // all memory, also for rows that come before the second step (address space: it is touched as it is
   // written); it throws Error(kResourceExhausted) or std::bad_alloc, and nothing has changed then. One of the
   // others follows it.
-  // `convert` makes rows of the old size ones of the new size.
-  void PrepareRelayout(int64_t row_bytes, const ConvertRows& convert);
+  // `convert` makes rows of the old size ones of the new size; `pages` are for these.
+  void PrepareRelayout(int64_t row_bytes, const ConvertRows& convert, std::shared_ptr<SharedPages> pages);
   void Relayout(const ConvertRows& convert) noexcept;
   void CancelRelayout() noexcept {
     if (cache_ != nullptr) cache_->CancelRelayout();
-    relayout_.reset();
+    next_rows_.reset();
   }
 
-  int64_t row_bytes() const { return row_bytes_; }
+  int64_t row_bytes() const { return cache_ == nullptr ? rows_.row_bytes() : cache_->row_bytes(); }
   // Row numbers handed out so far, removed ones included: [0, high_water).
   uint32_t high_water() const { return high_water_; }
   // The row that Allocate would give.
@@ -134,10 +131,7 @@ class RowStore {
   int64_t TouchedColumnBytes() const;
 
  private:
-  static constexpr size_t kNurseryFrom = size_t{64} << 10;
-
   struct Slab {
-    Region rows;  // empty for a slab in the nursery
     Region stamps;
     Region live;
   };
@@ -145,13 +139,6 @@ class RowStore {
   // Numbers, because no pointer may lie outside its array. Those of slab k are at base_bits_ + k: the highest bit of
   // the sum of a row's number and first_slab_rows_. Most rows are in the last two slabs, so that lookups read one line.
   using SlabBases = std::array<uintptr_t, 32>;
-  static constexpr int kMaxSlabs = 32 - kMinBaseBits + 1;
-  // Where rows of another size are going to lie.
-  struct NextRows {
-    int64_t row_bytes;
-    std::vector<Region> slabs;  // as Slab::rows
-    Region nursery;
-  };
 
   size_t SlabBits(uint32_t row) const {
     return 31 - static_cast<size_t>(__builtin_clz(row + first_slab_rows_));
@@ -161,42 +148,23 @@ class RowStore {
   }
   size_t SlabRows(int slab) const { return size_t{1} << (base_bits_ + slab); }
   size_t SlabBegin(int slab) const { return SlabRows(slab) - (size_t{1} << base_bits_); }
-  size_t SlabBytes(int slab, int64_t row_bytes) const {
-    return SlabRows(slab) * static_cast<size_t>(row_bytes);
-  }
-  bool InNursery(int slab, int64_t row_bytes) const {
-    const size_t bytes = SlabBytes(slab, row_bytes);
-    return huge_pages_ && bytes >= kNurseryFrom && bytes < kHugePage;
-  }
-  // The memory of a slab's rows, empty for one in the nursery; makes the nursery where it is the first there.
-  Region MakeRows(int slab, int64_t row_bytes, Region* nursery) const;
-  // An empty region for the nursery of rows of this size, and a slab's place in it. Slab k begins where twice
-  // as many rows as slab k - 1 holds would end, so all of them fit.
-  Region MakeNursery(int64_t row_bytes) const;
-  char* SlabData(int slab) const {
-    if (cache_ != nullptr) return nullptr;
-    return InNursery(slab, row_bytes_) ? nursery_.data() + SlabBytes(slab, row_bytes_)
-                                       : slabs_[static_cast<size_t>(slab)].rows.data();
-  }
   // Rows handed out of a slab.
   size_t SlabUsed(int slab) const;
-  void PointAt(int slab);
+  void AddSlab();
 
   // What lookups read, first.
-  int64_t row_bytes_;
   std::unique_ptr<RowCache> cache_;
+  RowPieces rows_;  // none of a store with a cache
   uint32_t first_slab_rows_ = 1u << kMinBaseBits;
   int base_bits_ = kMinBaseBits;
   uint32_t high_water_ = 0;
   uint64_t capacity_ = 0;  // rows that the slabs hold
-  alignas(64) SlabBases rows_of_slab_{};
-  SlabBases stamps_of_slab_{};
+  alignas(64) SlabBases stamps_of_slab_{};
   SlabBases live_of_slab_{};  // bytes
-  Region nursery_;
   std::vector<Slab> slabs_;
   std::vector<uint32_t> free_;
   std::vector<ReusedRows*> watching_;
-  std::optional<NextRows> relayout_;
+  std::optional<RowPieces> next_rows_;  // of another size, between PrepareRelayout and Relayout
   bool huge_pages_;
 };
 

@@ -40,6 +40,7 @@ ShardedTable::ShardedTable(const TableOptions& options)
       value_type_(options.value_type),
       dim_(options.dim),
       value_bytes_(options.dim * SizeOf(options.value_type)),
+      huge_pages_(options.huge_pages),
       padding_key_(options.padding_key),
       layout_(std::make_shared<RowLayout>(options.value_type, options.dim, options.slots)),
       initial_(
@@ -52,6 +53,7 @@ ShardedTable::ShardedTable(const TableOptions& options)
     shards /= 2;
   }
   while ((1 << shard_bits_) < shards) ++shard_bits_;
+  row_pages_ = MakeRowPages();
   if (options.max_memory > 0) {
     spill_ = std::make_shared<SpillFile>(options.spill, options.name, options.max_memory, shards);
   }
@@ -61,13 +63,24 @@ ShardedTable::ShardedTable(const TableOptions& options)
       cache = std::make_unique<RowCache>(spill_, layout_->row_bytes, options.max_memory / shards,
                                          options.huge_pages);
     }
-    shards_.push_back(std::make_unique<Shard>(&seats_, i, layout_, options.huge_pages, std::move(cache)));
+    shards_.push_back(
+        std::make_unique<Shard>(&seats_, i, layout_, options.huge_pages, row_pages_, std::move(cache)));
   }
   if (options.capacity_hint > 0) Reserve(options.capacity_hint, Serial());
 }
 
+std::shared_ptr<SharedPages> ShardedTable::MakeRowPages() const {
+  return std::make_shared<SharedPages>(1 << shard_bits_, huge_pages_, "a table's rows");
+}
+
 MemoryUse ShardedTable::Memory() const {
   MemoryUse use;
+  std::shared_ptr<SharedPages> row_pages;
+  {
+    std::lock_guard<std::mutex> hold(state_mutex_);
+    row_pages = row_pages_;
+  }
+  use.slack_bytes = static_cast<int64_t>(row_pages->idle_bytes());
   for (const auto& shard : shards_) {
     std::shared_lock<ShardLock> hold(shard->lock);
     const int64_t rows = shard->rows.live_rows();

@@ -222,6 +222,7 @@ class ShardedTable : public Table, public RowsInPlace {
     KVTABLE_ALWAYS_INLINE uint32_t operator()(int64_t) const { return BucketIndex::kNoRow; }
   };
 
+  std::shared_ptr<SharedPages> MakeRowPages() const;
   // In read_range.h.
   // Looks up keys[begin, end) block by block: check(shard) once for each shard of a block, which may throw;
   // locate(i, number of shard, shard, row) -> pointer for each key that has a row; then prefetch(shard, pointer)
@@ -348,6 +349,7 @@ class ShardedTable : public Table, public RowsInPlace {
   const ValueType value_type_;
   const int64_t dim_;
   const int64_t value_bytes_;
+  const bool huge_pages_;
   const std::optional<uint64_t> padding_key_;
   int shard_bits_ = 0;
   mutable ReadSeats seats_;
@@ -358,7 +360,8 @@ class ShardedTable : public Table, public RowsInPlace {
   mutable std::mutex state_mutex_;
   std::shared_ptr<const RowLayout> layout_;  // what all shards have, or had until EnsureSlots began
   std::shared_ptr<const InitialValue> initial_;
-  std::atomic<uint64_t> generation_{1};  // of layout_
+  std::shared_ptr<SharedPages> row_pages_;  // of the rows of all shards
+  std::atomic<uint64_t> generation_{1};     // of layout_
   std::atomic<int64_t> skipped_updates_{0};
   std::atomic<int64_t> looked_up_{0};  // see LookupCounts
   std::atomic<int64_t> born_{0};
