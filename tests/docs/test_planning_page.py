@@ -36,7 +36,7 @@ def test_a_step_by_hand(page: dict[str, Any]) -> None:
     """500 hosts, all in whole numbers first."""
     p = page["plan"](500)
     assert p.rows == 2_000_000_000
-    assert p.memory == 2_000_000_000 * (16 * 4 * 3 + 46) == 476_000_000_000 and p.fits
+    assert p.memory == 2_000_000_000 * (16 * 4 * 3 + 33) == 450_000_000_000 and p.fits
     ids = 16_384 * 260
     assert ids == 4_259_840
     keys = ids * 27 / 100

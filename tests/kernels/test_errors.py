@@ -1,5 +1,8 @@
 """What is refused, and that the message says what came and what was expected."""
 
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -90,8 +93,15 @@ def test_a_slot_that_went_away_under_an_export_is_an_error():
 def test_memory_that_is_refused_is_a_memory_error(small_table):
     with pytest.raises(MemoryError, match="partition"):
         small_table.reserve(2**50)
-    wide = Table("int64", "float64", 2**22, capacity_hint=2**24, shards=1)
-    with pytest.raises(MemoryError, match="bytes for a table's rows"):
-        wide.upsert(np.zeros(1, np.int64), np.zeros((1, 2**22)))
+    wide = Table("int64", "float64", 2**22, shards=1)
+    row = np.zeros((1, 2**22))
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**24, before[1]))  # half of a row
+    try:
+        with pytest.raises(MemoryError, match="bytes for a table's rows"):
+            wide.upsert(np.zeros(1, np.int64), row)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
     assert len(wide) == 0
     assert not wide.contains(np.zeros(1, np.int64)).any()

@@ -339,7 +339,7 @@ def test_memory_of_rows_that_went_is_used_again(where: str) -> None:
         assert table.table.evict("keep_top", 10_000, by="version") == (10_000 if cycle == 0 else 20_000)
         memory = table.table.memory()
         used.append(sum(memory[part] for part in ("row_bytes", "slack_bytes", "index_bytes", "column_bytes")))
-    assert max(used[4:]) <= used[3]  # shards fill unevenly at first
+    assert max(used[4:]) <= 1.01 * used[3]  # shards fill unevenly at first
 
 
 def test_rows_by_norm_of_every_value_type() -> None:

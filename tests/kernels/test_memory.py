@@ -37,7 +37,7 @@ def test_overhead_at_two_million_rows(huge_pages):
         table.gather_or_insert(rng.integers(-(2**63), 2**63 - 1, 100_000), out=out)
     use = table.memory()
     assert use["row_bytes"] == len(table) * 64
-    assert use["overhead_per_row"] <= 40
+    assert use["overhead_per_row"] <= 37
     resident = resident_bytes()
     assert resident > sum(use[name] for name in ("row_bytes", "index_bytes")) * 0.9
     table.clear()
@@ -65,7 +65,7 @@ def test_reserve_makes_room_once():
     table = Table("int64", "float32", 4, capacity_hint=500_000)
     before = table.memory()["index_bytes"]
     table.gather_or_insert(np.arange(500_000))
-    assert table.memory()["index_bytes"] == before
+    assert before <= table.memory()["index_bytes"] <= 1.001 * before  # a few keys lie beside it
 
 
 def test_ten_million_rows():
@@ -104,3 +104,16 @@ def test_no_pattern_of_keys_makes_long_probes(keys):
     table.gather_or_insert(np.ascontiguousarray(keys, np.int64))
     assert table.max_probe_length() <= 40
     assert table.memory()["index_bytes"] / len(table) <= 40
+
+
+@pytest.mark.parametrize("shards", [8, 64])
+@pytest.mark.parametrize("dim", [16, 64])
+def test_many_shards_share_their_pages(shards, dim):
+    table = Table("int64", "float32", dim, shards=shards)
+    worst, out = 0.0, np.empty((20_000, dim), np.float32)
+    for begin in range(0, 300_000, 20_000):
+        table.gather_or_insert(np.arange(begin, begin + 20_000), out=out)
+        use = table.memory()
+        assert use["row_bytes"] == len(table) * dim * 4
+        worst = max(worst, use["slack_bytes"])
+    assert worst <= 7 * 2**20  # a piece for each shard, and of one page for all; 64 shards of dim 64 had 120 MB
