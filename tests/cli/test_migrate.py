@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import kvtools
+from kvtools.array_table import ArrayTable
 from kvtools.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -45,8 +47,27 @@ def test_json_and_verify(sample_path: Path, tmp_path: Path, capsys: Capture) -> 
         False,
     )
     fields = ["name", "rows_read", "rows_written", "parts", "bytes", "part_rows", "losses", "changes", "checks"]
+    fields += ["repeated_keys", "notes"]
     assert [list(table) for table in report["tables"]] == [fields] * 3
     assert "every row read again and compared with the source, by key" in report["tables"][0]["checks"]
+
+
+def test_keys_that_come_twice_are_told(tmp_path: Path, capsys: Capture) -> None:
+    rows = ArrayTable("emb", np.array([7, 1, 7]), np.array([[1], [2], [3]], np.float32))
+    kvtools.write_tables([rows], tmp_path / "twice", "tfplugin")
+    arguments = [str(tmp_path / "twice"), "--to", "tfplugin"]
+    told = "1 row whose key stands again in a later row: all go along, and most readers take the last one;"
+    for command, more in (("migrate", [str(tmp_path / "a")]), ("reshard", ["--parts", "2", str(tmp_path / "b")])):
+        assert main([command, *arguments[:1], *more, *arguments[1:]]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert f"note: emb: {told} `kvtools repair` keeps one" in out and "nothing left out" in out
+    assert main(["migrate", *arguments, str(tmp_path / "c"), "--json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert table["repeated_keys"] == 1 and table["notes"][0].startswith(told)
+    assert main(["split", *arguments, str(tmp_path / "d"), "--by", "table"]) == 0
+    assert told in " ".join(capsys.readouterr().out.split())
+    assert main(["repair", *arguments, str(tmp_path / "e")]) == 0
+    assert told not in " ".join(capsys.readouterr().out.split())
 
 
 def test_one_table_goes_without_the_dense_variables(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:

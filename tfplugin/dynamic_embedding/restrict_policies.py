@@ -85,8 +85,8 @@ class _StatusPolicy(RestrictPolicy):
         tables = self.var.shard_num
         if 0 < num_reserved < tables:
             raise ValueError(
-                f"restrict of {self.var!r}: num_reserved={num_reserved} is less than its {tables} tables, of which each "
-                f"keeps its share, rounded down: every row would go. Keep {tables} or more; num_reserved=0 removes all."
+                f"restrict of {self.var!r}: num_reserved={num_reserved} is less than its {tables} tables, of which "
+                f"each keeps its share, rounded down: all rows would go. Keep {tables} or more; 0 removes all."
             )
         kept = num_reserved // tables
         return tf.cond(
