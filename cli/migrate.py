@@ -25,11 +25,13 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Choice, rows_that_meet
+from kvtools.clip_policy import version_unit_of
 from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.errors import BadInputError
 from kvtools.migrate import write_tables
 from kvtools.row_filter import condition_of
 from kvtools.shown_tables import counted
+from kvtools.table_view import with_version_unit
 from kvtools.written_bytes import row_bytes_in
 
 
@@ -62,6 +64,12 @@ def run(
     compression: Compression = None,
     compression_level: CompressionLevel = None,
     batch_rows: BatchRows = None,
+    version_unit: Annotated[
+        str | None,
+        typer.Option(
+            "--version-unit", metavar="seconds|days|steps", help="What versions count, where SRC does not say."
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read the output again and compare every row, before it is in place.")
     ] = False,
@@ -100,6 +108,9 @@ def run(
             f" {counted(len(checkpoint.variables), 'dense variable')}; see `kvtools inspect`,"
             " or say --dialect if this is not what it is"
         )
+    unit = version_unit_of(version_unit, "--version-unit")
+    if unit is not None:
+        tables = with_version_unit(tables, unit)
     beside = None if table else checkpoint
     condition = condition_of(where)
     choices: list[Choice] = []

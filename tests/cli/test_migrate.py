@@ -52,6 +52,26 @@ def test_json_and_verify(sample_path: Path, tmp_path: Path, capsys: Capture) -> 
     assert "every row read again and compared with the source, by key" in report["tables"][0]["checks"]
 
 
+def test_what_versions_count_can_be_told(tmp_path: Path, sample_path: Path, capsys: Capture) -> None:
+    rows = kvtools.table_from_arrays("emb", [7, 1], [[1.0], [2.0]], versions=[19_000, 20_000])
+    kvtools.write_tables([rows], tmp_path / "a.npz", "npz")
+    arguments = ["migrate", str(tmp_path / "a.npz"), str(tmp_path / "b"), "--to", "tfplugin", "--force"]
+    assert main(arguments) == 0
+    assert "taken for steps" in capsys.readouterr().out
+    assert main([*arguments, "--version-unit", "days"]) == 0
+    assert "versions were days, are seconds" in capsys.readouterr().out
+    table = kvtools.open(tmp_path / "b").table("emb")
+    versions = table.to_numpy().versions
+    assert versions is not None and versions.tolist() == [19_000 * 86_400, 20_000 * 86_400]
+    assert table.schema.version_unit == "seconds"
+    assert main([*arguments, "--version-unit", "hours"]) == 2
+    capsys.readouterr()
+    told = ["migrate", str(tmp_path / "b"), str(tmp_path / "c"), "--to", "tfplugin", "--version-unit", "steps"]
+    assert main(told) == 2
+    error = capsys.readouterr().err
+    assert "no table has versions that do not say what they count ('emb' seconds); leave --version-unit out" in error
+
+
 def test_keys_that_come_twice_are_told(tmp_path: Path, capsys: Capture) -> None:
     rows = ArrayTable("emb", np.array([7, 1, 7]), np.array([[1], [2], [3]], np.float32))
     kvtools.write_tables([rows], tmp_path / "twice", "tfplugin")
