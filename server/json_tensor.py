@@ -23,6 +23,7 @@ from pydantic_core import to_json
 
 from kvtools.server.codecs import json_numbers
 from kvtools.server.protocol_error import invalid
+from kvtools.server.request import TwiceError, members_once
 from kvtools.server.signatures import BFLOAT16, STRING, TYPE_WORDS, Array
 
 _KINDS = {
@@ -50,7 +51,9 @@ def load_json(body: bytes) -> Any:
     try:
         zeros = body.translate(_ZEROS)
         may_be_too_large = _LARGE_EXPONENT.search(zeros) is not None or _MANY_DIGITS in zeros
-        return json.loads(body, parse_float=_finite if may_be_too_large else None)
+        return json.loads(body, parse_float=_finite if may_be_too_large else None, object_pairs_hook=members_once)
+    except TwiceError as error:
+        raise invalid(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise invalid(f"JSON Parse error: {str(error)[:120]}") from None
 
