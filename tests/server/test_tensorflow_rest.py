@@ -192,6 +192,7 @@ def test_status_and_metadata_have_the_forms_of_tensorflow_serving(client: TestCl
         (b'{"instances": [[1], [2, 3]]}', "unexpected size: 2 at level: 1 expected size: 1"),
         (b'{"inputs": [1], "inputs": [2]}', 'got member "inputs" twice in an object, expected it once'),
         (b'{"instances": [{"ids": 1, "ids": 2}]}', 'got member "ids" twice in an object, expected it once'),
+        (b'{"instances": [' + b'{"ids": 1},' * 99 + b'{"ids": 1, "ids": 2}]}', 'got member "ids" twice in an object'),
         (b'{"instances": [{"ids": 1}, 2]}', "Expecting object but got list at item 1"),
         (b'{"instances": [1, {"ids": 1}]}', "Expecting value/list but got object at item 1"),
         (b'{"instances": [{"id": 1}]}', "keys must be equal to: ids"),
