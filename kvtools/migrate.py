@@ -579,13 +579,12 @@ def _routed(chunk: Chunk, parts: int, route: str | None, at: Mapping[int, int]) 
         yield next(iter(at)), chunk
         return
     owner = owners(chunk.keys, parts, route)
-    by_part = chunk.take(np.argsort(owner, kind="stable"))
-    ends = np.cumsum(np.bincount(owner, minlength=parts))
-    start = 0
-    for target, end in enumerate(ends.tolist()):
-        if end > start:
-            yield target, by_part.take(slice(start, end))
-        start = end
+    order = np.argsort(owner, kind="stable")
+    ordered, by_part = owner[order], chunk.take(order)
+    # Of many parts most get nothing from a chunk: nothing here goes over all of them.
+    begins = np.flatnonzero(np.diff(ordered, prepend=-1)).tolist()
+    for start, end in zip(begins, [*begins[1:], len(ordered)], strict=True):
+        yield int(ordered[start]), by_part.take(slice(start, end))
 
 
 def _partitioned(fitted: Fit, options: WriteOptions) -> Fit:
@@ -617,24 +616,22 @@ def _write_table(
     # Where parts own keys, a row that stood in the wrong one goes to its own; elsewhere rows stay where they are.
     if parts > 1 and (dialect.holds.partition is not None or parts != source.parts):
         counts = _count_rows(table, fitted, parts, route, workers)
-    elif parts == source.parts:
-        counts = np.diag(np.array(source.part_rows, np.int64))
     else:
-        counts = np.array(source.part_rows, np.int64)[:, None]
-    straight = bool((np.count_nonzero(counts, axis=1) <= 1).all())
+        counts = [
+            {part if parts == source.parts else 0: rows} if rows else {} for part, rows in enumerate(source.part_rows)
+        ]
+    straight = all(len(of_part) <= 1 for of_part in counts)
     if not straight:
         fitted = without_row_extras(fitted)
-    fitted = dataclasses.replace(
-        fitted, schema=dataclasses.replace(fitted.schema, part_rows=tuple(counts.sum(axis=0).tolist()))
-    )
-    starts = np.cumsum(counts, axis=0) - counts
-    targets = {
-        part: {int(target): int(starts[part, target]) for target in np.flatnonzero(counts[part])}
-        for part in range(source.parts)
-    }
-    for part, target in targets.items():
-        if not target:  # an empty part is read too: its checksums are checked
-            target[min(part, parts - 1)] = 0
+    filled = [0] * parts
+    targets: dict[int, dict[int, int]] = {}
+    for part, of_part in enumerate(counts):
+        targets[part] = {target: filled[target] for target in of_part}
+        for target, rows in of_part.items():
+            filled[target] += rows
+        if not of_part:  # an empty part is read too: its checksums are checked
+            targets[part][min(part, parts - 1)] = 0
+    fitted = dataclasses.replace(fitted, schema=dataclasses.replace(fitted.schema, part_rows=tuple(filled)))
 
     def keys() -> Iterator[tuple[int, Array]]:
         for part, where in targets.items():
@@ -762,16 +759,23 @@ def _run(
         yield result
 
 
-def _count_rows(table: TableReader, fitted: Fit, parts: int, route: str, workers: int | None) -> Array:
-    """Count how many rows of each source part belong to each target part, int64 [source parts, parts]."""
+def _count_rows(table: TableReader, fitted: Fit, parts: int, route: str, workers: int | None) -> list[dict[int, int]]:
+    """Count how many rows of each source part belong to which target parts, ascending; those without are left out."""
 
-    def count(part: int) -> Array:
-        counts = np.zeros(parts, np.int64)
+    def count(part: int) -> dict[int, int]:
+        counts: collections.Counter[int] = collections.Counter()
         for chunk in table.chunks(KEYS, rows=_KEY_ROWS, part=part):
-            counts += np.bincount(owners(fitted.keys(chunk.keys), parts, route), minlength=parts)
-        return counts
+            owner = owners(fitted.keys(chunk.keys), parts, route)
+            if parts <= len(chunk):  # faster, and no more than there are rows
+                every = np.bincount(owner, minlength=parts)
+                targets = np.flatnonzero(every)
+                rows = every[targets]
+            else:
+                targets, rows = np.unique(owner, return_counts=True)
+            counts.update(dict(zip(targets.tolist(), rows.tolist(), strict=True)))
+        return dict(sorted(counts.items()))
 
-    return np.stack(list(run_all(count, range(table.parts), workers=workers)))
+    return list(run_all(count, range(table.parts), workers=workers))
 
 
 @contextlib.contextmanager

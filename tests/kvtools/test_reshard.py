@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools.array_table import ArrayTable
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, OutputError, UnknownTableError, UsageError
+from kvtools.migrate import write_tables
 from kvtools.partition import owners
 from kvtools.reshard import reshard
 
@@ -139,3 +142,14 @@ def test_refused(sample_path: Path, save_plain: Save, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="no key-value table"):
         reshard(plain, tmp_path / "b", 2)
     assert not (tmp_path / "b.index").exists()
+
+
+def test_many_parts_into_many_take_no_memory_for_each_pair(tmp_path: Path) -> None:
+    keys = np.arange(4000)
+    source = ArrayTable("emb", keys, np.zeros((4000, 1), np.float32), part_rows=(2,) * 2000)
+    tracemalloc.start()
+    account = write_tables([source], tmp_path / "a", "tfplugin", parts=2001, options=WriteOptions(dry_run=True))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert account.tables[0].part_rows == tuple(np.bincount(keys % 2001).tolist())
+    assert peak < 16 << 20, "2000 x 2001 counts are 32 MB"
