@@ -72,6 +72,25 @@ def test_what_versions_count_can_be_told(tmp_path: Path, sample_path: Path, caps
     assert "no table has versions that do not say what they count ('emb' seconds); leave --version-unit out" in error
 
 
+def test_what_goes_with_a_source_that_is_replaced_is_told(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    kvtools.write_tables(
+        kvtools.open(sample_path).select([]), tmp_path / "m", "tfplugin", beside=kvtools.open(sample_path)
+    )
+    path = str(tmp_path / "m")
+    arguments = ["migrate", path, path, "--to", "tfplugin", "--force", "--table", "user_emb"]
+    told = f"2 tables ('ads/emb', 'empty_emb') and 2 dense variables of '{path}', which this replaces: --table leaves"
+    assert main([*arguments, "--strict"]) == 3
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert main([*arguments, "--dry-run"]) == 0
+    assert f"would be left out: {told}" in " ".join(capsys.readouterr().out.split())
+    assert len(kvtools.open(path).tables) == 3
+    assert main([*arguments, "--json"]) == 0
+    account = json.loads(capsys.readouterr().out)
+    assert account["losses"][0].startswith(told) and not account["lossless"]
+    assert list(kvtools.open(path).tables) == ["user_emb"]
+    assert main(arguments) == 0 and "nothing left out" in capsys.readouterr().out
+
+
 def test_keys_that_come_twice_are_told(tmp_path: Path, capsys: Capture) -> None:
     rows = ArrayTable("emb", np.array([7, 1, 7]), np.array([[1], [2], [3]], np.float32))
     kvtools.write_tables([rows], tmp_path / "twice", "tfplugin")

@@ -12,9 +12,11 @@ from kvtools.array_table import ArrayTable
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import TableReader
+from kvtools.dialects.tfplugin import DIALECT
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, OutputError, UnknownTableError, UsageError
-from kvtools.migrate import write_tables
+from kvtools.fit import fit
+from kvtools.migrate import _count_rows, _routed
 from kvtools.partition import owners
 from kvtools.reshard import reshard
 
@@ -144,12 +146,16 @@ def test_refused(sample_path: Path, save_plain: Save, tmp_path: Path) -> None:
     assert not (tmp_path / "b.index").exists()
 
 
-def test_many_parts_into_many_take_no_memory_for_each_pair(tmp_path: Path) -> None:
-    keys = np.arange(4000)
-    source = ArrayTable("emb", keys, np.zeros((4000, 1), np.float32), part_rows=(2,) * 2000)
+def test_many_parts_into_many_take_nothing_for_each_pair() -> None:
+    keys = np.arange(1000) * 997
+    source = ArrayTable("emb", keys, np.zeros((1000, 1), np.float32), part_rows=(5,) * 200)
+    fitted = fit(source.schema, DIALECT, parts=100_000)
     tracemalloc.start()
-    account = write_tables([source], tmp_path / "a", "tfplugin", parts=2001, options=WriteOptions(dry_run=True))
+    counts = _count_rows(source, fitted, 100_000, "floor_mod", 1)
+    chunks = [chunk for part in range(200) for chunk in source.chunks(part=part)]
+    routed = [list(_routed(chunk, 100_000, "floor_mod", {})) for chunk in chunks]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert account.tables[0].part_rows == tuple(np.bincount(keys % 2001).tolist())
-    assert peak < 16 << 20, "2000 x 2001 counts are 32 MB"
+    assert [list(of_part) for of_part in counts] == [[target for target, _ in pieces] for pieces in routed]
+    assert sum(sum(of_part.values()) for of_part in counts) == 1000
+    assert peak < 8 << 20, "200 x 100,000 counts are 160 MB"
