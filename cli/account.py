@@ -55,6 +55,7 @@ def print_account(account: Account, *, as_json: bool, planned: bool = False, who
         (left_out, [(line, table.name) for table in account.tables for line in table.losses]),
         ("changed", [(line, table.name) for table in account.tables for line in table.changes]),
         ("checked", [(line, table.name) for table in account.tables for line in table.checks]),
+        ("note", [(line, table.name) for table in account.tables for line in table.notes]),
     ):
         print_of_tables(kind, lines, len(account.tables))
     for note in account.notes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,11 +28,15 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Choice, rows_that_meet
+from kvtools.clip_policy import version_unit_of
 from kvtools.dialects.detect import dialect_for, dialect_named
-from kvtools.errors import BadInputError
-from kvtools.migrate import write_tables
+from kvtools.dialects.dialect import Dialect
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.errors import BadInputError, CheckFailedError
+from kvtools.migrate import output_of, write_tables
 from kvtools.row_filter import condition_of
 from kvtools.shown_tables import counted
+from kvtools.table_view import with_version_unit
 from kvtools.written_bytes import row_bytes_in
 
 
@@ -62,6 +69,12 @@ def run(
     compression: Compression = None,
     compression_level: CompressionLevel = None,
     batch_rows: BatchRows = None,
+    version_unit: Annotated[
+        str | None,
+        typer.Option(
+            "--version-unit", metavar="seconds|days|steps", help="What versions count, where SRC does not say."
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read the output again and compare every row, before it is in place.")
     ] = False,
@@ -100,7 +113,13 @@ def run(
             f" {counted(len(checkpoint.variables), 'dense variable')}; see `kvtools inspect`,"
             " or say --dialect if this is not what it is"
         )
+    unit = version_unit_of(version_unit, "--version-unit")
+    if unit is not None:
+        tables = with_version_unit(tables, unit)
     beside = None if table else checkpoint
+    gone = _gone(checkpoint, tables, out, target) if table else None
+    if gone and strict:
+        raise CheckFailedError(f"writing '{out}' as {target.name}: this would be lost: {gone}; nothing was written")
     condition = condition_of(where)
     choices: list[Choice] = []
     if condition is not None:
@@ -131,7 +150,23 @@ def run(
             strict=strict,
             verify=verify,
         )
+    if gone:
+        account = dataclasses.replace(account, losses=(*account.losses, gone))
     more: dict[str, Any] = {"source": path, "from": checkpoint.dialect, "dry_run": output.dry_run}
     if condition is not None:
         more["clipped"] = [describe(choice) for choice in choices]
     print_account(account, as_json=as_json, planned=output.dry_run, whole=condition is None, **more)
+
+
+def _gone(checkpoint: Checkpoint, tables: Sequence[TableReader], out: str, target: Dialect) -> str | None:
+    """Say what of SRC is not among `tables` and goes with it, where DST takes its place."""
+    if "://" in out or Path(output_of(out, target, [checkpoint])).absolute() != Path(checkpoint.path).absolute():
+        return None
+    chosen = {one.schema.name for one in tables}
+    others = [f"'{name}'" for name in (*checkpoint.tables, *checkpoint.broken) if name not in chosen]
+    what = [f"{counted(len(others), 'table')} ({', '.join(others[:5])}{', ...' * (len(others) > 5)})"] if others else []
+    if checkpoint.variables:
+        what.append(counted(len(checkpoint.variables), "dense variable"))
+    if not what:
+        return None
+    return f"{' and '.join(what)} of '{checkpoint.path}', which this replaces: --table leaves them out"

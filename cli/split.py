@@ -162,4 +162,6 @@ def _print_accounts(accounts: Sequence[Account], *, planned: bool) -> None:
         print(prose(f"left out: {line}"))
     for line in dict.fromkeys(line for account in accounts for table in account.tables for line in table.changes):
         print(prose(f"changed: {line}"))
+    for line in dict.fromkeys(line for account in accounts for table in account.tables for line in table.notes):
+        print(prose(f"note: {line}"))
     print(f"{'would write' if planned else 'wrote'} {counted(len(accounts), 'checkpoint')} ({accounts[0].dialect})")

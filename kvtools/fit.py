@@ -366,7 +366,10 @@ def _version_type(
             return None, "unknown"
     if unit == "unknown" and holds.unknown_versions_are is not None:
         unit = holds.unknown_versions_are
-        changes.append(f"versions, which do not say what they count, are taken for {unit}")
+        changes.append(
+            f"versions, which do not say what they count, are taken for {unit}, of which nobody knows since when; see"
+            " `kvtools migrate --version-unit`"
+        )
     return dtype, unit
 
 

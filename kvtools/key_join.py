@@ -85,15 +85,8 @@ def count_repeated(keys: Iterable[Array], rows: int, *, memory: int) -> int:
     2
     """
     if rows * 16 > memory:
-        return sum(
-            int(np.count_nonzero(bucket.keys[1:] == bucket.keys[:-1]))
-            for (bucket,) in sorted_buckets([keys], rows, memory=memory)
-        )
-    arrays = list(keys)
-    if not arrays:
-        return 0
-    joined = np.concatenate(arrays)
-    del arrays
+        return sum(count for (count,) in _each_bucket([keys], rows, _count_same, memory=memory))
+    joined = _concatenated(keys)
     joined.sort()
     return int(np.count_nonzero(joined[1:] == joined[:-1]))
 
@@ -142,6 +135,11 @@ def _repeated(keys: Array, rows: Array | None) -> Array:
     bucket = _sorted(keys, rows)
     earlier: Array = bucket.rows[:-1][bucket.keys[1:] == bucket.keys[:-1]]
     return earlier
+
+
+def _count_same(keys: Array, _: Array | None) -> int:
+    ordered = np.sort(keys)
+    return int(np.count_nonzero(ordered[1:] == ordered[:-1]))
 
 
 def _concatenated(side: Iterable[Array]) -> Array:

@@ -438,6 +438,7 @@ def merge(
         options=options,
         workers=workers,
         progress=progress,
+        keys_once=len(result) == len(groups),
     )
     told = tuple(
         dataclasses.replace(table, losses=(*left_out.get(reader.schema.name, ()), *table.losses, *cut_freqs(reader)))

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from kvtools.dialects.chunk import KEYS, Array, Chunk, Columns
-from kvtools.dialects.detect import dialect_named, open_checkpoint, writable_dialects
+from kvtools.dialects.detect import dialect_named, dialects, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import Checkpoint, TableReader, Unmatched
 from kvtools.dialects.location import locate, prefix_of_file
@@ -34,9 +34,9 @@ from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter,
 from kvtools.diff import compare_tables
 from kvtools.dry_run import DroppingWriter
 from kvtools.engine import Engine, run_all, started
-from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageError
+from kvtools.errors import BadInputError, CheckFailedError, OutputError, ScratchError, UsageError
 from kvtools.fit import Fit, FittedTable, as_rows_of, fit, without_row_extras, written_row_bytes
-from kvtools.key_join import repeated_rows
+from kvtools.key_join import count_repeated, repeated_rows
 from kvtools.partition import RULES, owners
 from kvtools.quantized_rows import QUANTIZED, written_out
 from kvtools.remote.paths import local_path, shown_path
@@ -51,6 +51,8 @@ EVERY_ROW_READ = "as many rows read as the source says it has"
 KEPT_ROWS = "as many rows read and written as are kept of the source"
 _READ = {EVERY_ROW: EVERY_ROW_READ, KEPT_ROWS: "as many rows read as are kept of the source"}
 _KEY_ROWS = 1 << 18
+_BYTES_PER_KEY = 16
+"""What a key takes where all are sorted in memory: its place in what was read and in what is sorted."""
 _BY_NAME = (
     "it has no path in the object graph that other tables have: a Saver restores it by its name, a tf.train.Checkpoint"
     " does not"
@@ -65,7 +67,7 @@ _LARGEST_CHUNK = 16
 
 @dataclass(frozen=True)
 class TableAccount:
-    """What became of one table."""
+    """What became of one table; `repeated_keys` are the rows whose key stands again in a later row."""
 
     name: str
     rows_read: int
@@ -76,6 +78,8 @@ class TableAccount:
     losses: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
+    repeated_keys: int = 0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ class CopyTask:
 
     `starts[source part][target part]` is the first row that the source part fills of the target part. With `route`
     the keys say to which part a row goes; without, all rows of a source part go to the one target part listed.
+    `tell_keys` asks for the keys, too.
     """
 
     reader: TableReader
@@ -111,6 +116,7 @@ class CopyTask:
     shard: ShardWriter
     starts: Mapping[int, Mapping[int, int]]
     route: str | None
+    tell_keys: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,7 @@ class CopyResult:
     rows: int
     cut_freqs: int
     written: Any = field(repr=False)
+    keys: list[Array] = field(default_factory=list, repr=False)
 
 
 def write_tables(
@@ -136,6 +143,7 @@ def write_tables(
     progress: Progress | None = None,
     strict: bool = False,
     verify: bool = False,
+    keys_once: bool = False,
 ) -> Account:
     """Write `tables` to `output` in dialect `to`; the output appears whole or not at all.
 
@@ -152,6 +160,7 @@ def write_tables(
         progress: called as rows are written.
         strict: write nothing if anything would be lost.
         verify: open what was written, before it takes its place, and compare every row with the source by key.
+        keys_once: no key stands twice in a table: the account counts none.
 
     Raises:
         CheckFailedError: with `strict`, the dialect cannot hold everything, or with `verify`, what was written is not
@@ -181,7 +190,7 @@ def write_tables(
     def fill(writer: CheckpointWriter) -> tuple[TableAccount, ...]:
         writer.plan([fitted.schema for fitted in plan.fits])
         accounts = tuple(
-            _write_table(writer, table, fitted, dialect, workers, engine, progress)
+            _write_table(writer, table, fitted, dialect, options.memory, workers, engine, progress, keys_once=keys_once)
             for table, fitted in zip(tables, plan.fits, strict=True)
         )
         for variable in plan.variables:
@@ -544,6 +553,7 @@ def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
     schema = task.fit.schema
     columns = Columns(values=True, slots=bool(schema.slots), freqs=schema.has_freqs, versions=schema.has_versions)
     total = cut = 0
+    keys: list[Array] = []
     for part, starts in task.starts.items():
         at = dict(starts)
         rows = task.reader.chunk_rows(columns)
@@ -551,6 +561,8 @@ def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
             rows *= min(max(1, schema.parts // 8), _LARGEST_CHUNK)
         for chunk in task.reader.chunks(columns, part=part, rows=rows):
             total += len(chunk)
+            if task.tell_keys:
+                keys.append(chunk.keys.copy())
             cut += task.fit.cut_freqs(chunk)
             chunk = task.fit.convert(chunk)
             for target, piece in _routed(chunk, schema.parts, task.route, at):
@@ -558,7 +570,7 @@ def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
                 at[target] += len(piece)
             if progress:
                 progress(schema.name, len(chunk), task.fit.source.rows)
-    return CopyResult(schema.name, total, cut, task.shard.finish())
+    return CopyResult(schema.name, total, cut, task.shard.finish(), keys)
 
 
 def _routed(chunk: Chunk, parts: int, route: str | None, at: Mapping[int, int]) -> Iterator[tuple[int, Chunk]]:
@@ -567,13 +579,12 @@ def _routed(chunk: Chunk, parts: int, route: str | None, at: Mapping[int, int]) 
         yield next(iter(at)), chunk
         return
     owner = owners(chunk.keys, parts, route)
-    by_part = chunk.take(np.argsort(owner, kind="stable"))
-    ends = np.cumsum(np.bincount(owner, minlength=parts))
-    start = 0
-    for target, end in enumerate(ends.tolist()):
-        if end > start:
-            yield target, by_part.take(slice(start, end))
-        start = end
+    order = np.argsort(owner, kind="stable")
+    ordered, by_part = owner[order], chunk.take(order)
+    # Of many parts most get nothing from a chunk: nothing here goes over all of them.
+    begins = np.flatnonzero(np.diff(ordered, prepend=-1)).tolist()
+    for start, end in zip(begins, [*begins[1:], len(ordered)], strict=True):
+        yield int(ordered[start]), by_part.take(slice(start, end))
 
 
 def _partitioned(fitted: Fit, options: WriteOptions) -> Fit:
@@ -593,33 +604,34 @@ def _write_table(
     table: TableReader,
     fitted: Fit,
     dialect: Dialect,
+    memory: int,
     workers: int | None,
     engine: Engine,
     progress: Progress | None,
+    *,
+    keys_once: bool,
 ) -> TableAccount:
     source, parts = table.schema, fitted.schema.parts
     route = fitted.schema.partition or source.partition or "floor_mod"
     # Where parts own keys, a row that stood in the wrong one goes to its own; elsewhere rows stay where they are.
     if parts > 1 and (dialect.holds.partition is not None or parts != source.parts):
         counts = _count_rows(table, fitted, parts, route, workers)
-    elif parts == source.parts:
-        counts = np.diag(np.array(source.part_rows, np.int64))
     else:
-        counts = np.array(source.part_rows, np.int64)[:, None]
-    straight = bool((np.count_nonzero(counts, axis=1) <= 1).all())
+        counts = [
+            {part if parts == source.parts else 0: rows} if rows else {} for part, rows in enumerate(source.part_rows)
+        ]
+    straight = all(len(of_part) <= 1 for of_part in counts)
     if not straight:
         fitted = without_row_extras(fitted)
-    fitted = dataclasses.replace(
-        fitted, schema=dataclasses.replace(fitted.schema, part_rows=tuple(counts.sum(axis=0).tolist()))
-    )
-    starts = np.cumsum(counts, axis=0) - counts
-    targets = {
-        part: {int(target): int(starts[part, target]) for target in np.flatnonzero(counts[part])}
-        for part in range(source.parts)
-    }
-    for part, target in targets.items():
-        if not target:  # an empty part is read too: its checksums are checked
-            target[min(part, parts - 1)] = 0
+    filled = [0] * parts
+    targets: dict[int, dict[int, int]] = {}
+    for part, of_part in enumerate(counts):
+        targets[part] = {target: filled[target] for target in of_part}
+        for target, rows in of_part.items():
+            filled[target] += rows
+        if not of_part:  # an empty part is read too: its checksums are checked
+            targets[part][min(part, parts - 1)] = 0
+    fitted = dataclasses.replace(fitted, schema=dataclasses.replace(fitted.schema, part_rows=tuple(filled)))
 
     def keys() -> Iterator[tuple[int, Array]]:
         for part, where in targets.items():
@@ -634,14 +646,18 @@ def _write_table(
             f"writing table '{source.name}' as {dialect.name} on {engine}: this dialect is written by one process;"
             " leave --engine out, or write another dialect"
         )
+    look = not (keys_once or dialect.holds.keys_once or _holds_keys_once(source.dialect))
+    in_memory = source.rows * _BYTES_PER_KEY <= memory
     tasks = [
-        CopyTask(table, fitted, output.shard(), group, None if straight else route)
+        CopyTask(table, fitted, output.shard(), group, None if straight else route, tell_keys=look and in_memory)
         for group in _groups(targets, output, straight)
     ]
     rows = cut = 0
+    told: list[Array] = []
     for result in _run(tasks, source.name, source.rows, workers, engine, progress):
         rows += result.rows
         cut += result.cut_freqs
+        told += result.keys
         output.absorb(result.written)
     if rows != source.rows:
         raise BadInputError(
@@ -650,6 +666,10 @@ def _write_table(
     for extra in fitted.schema.extras:
         output.extra(extra.name, fitted.extra(extra.name, table))
     output.close()
+    repeated: int = output.duplicates
+    notes: tuple[str, ...] = ()
+    if look:
+        repeated, notes = _repeated(told if in_memory else table.chunks(KEYS, rows=_KEY_ROWS), source.rows, memory)
     unmatched = table.unmatched() if fitted.schema.slots else Unmatched()
     losses, checks = (
         [*fitted.losses, *output.losses, *unmatched.left_out],
@@ -670,6 +690,27 @@ def _write_table(
         losses=tuple(losses),
         changes=(*fitted.changes, *unmatched.made_up),
         checks=tuple(checks),
+        repeated_keys=repeated,
+        notes=notes,
+    )
+
+
+def _holds_keys_once(dialect: str) -> bool:
+    return dialect in dialects() and dialect_named(dialect).holds.keys_once
+
+
+def _repeated(keys: Iterable[Array] | Iterable[Chunk], rows: int, memory: int) -> tuple[int, tuple[str, ...]]:
+    """Count the rows whose key stands again in a later row, all of which were written, and say so."""
+    try:
+        count = count_repeated((k.keys if isinstance(k, Chunk) else k for k in keys), rows, memory=memory)
+    except ScratchError as error:  # the rows are written: no reason to give them up
+        return 0, (f"whether a key stands in several rows is not known: {error}",)
+    if not count:
+        return 0, ()
+    whose = "1 row whose key stands" if count == 1 else f"{count:,} rows whose keys stand"
+    return count, (
+        f"{whose} again in a later row: all go along, and most readers take the last one; `kvtools repair` keeps one,"
+        " by a rule that you choose",
     )
 
 
@@ -718,16 +759,23 @@ def _run(
         yield result
 
 
-def _count_rows(table: TableReader, fitted: Fit, parts: int, route: str, workers: int | None) -> Array:
-    """Count how many rows of each source part belong to each target part, int64 [source parts, parts]."""
+def _count_rows(table: TableReader, fitted: Fit, parts: int, route: str, workers: int | None) -> list[dict[int, int]]:
+    """Count how many rows of each source part belong to which target parts, ascending; those without are left out."""
 
-    def count(part: int) -> Array:
-        counts = np.zeros(parts, np.int64)
+    def count(part: int) -> dict[int, int]:
+        counts: collections.Counter[int] = collections.Counter()
         for chunk in table.chunks(KEYS, rows=_KEY_ROWS, part=part):
-            counts += np.bincount(owners(fitted.keys(chunk.keys), parts, route), minlength=parts)
-        return counts
+            owner = owners(fitted.keys(chunk.keys), parts, route)
+            if parts <= len(chunk):  # faster, and no more than there are rows
+                every = np.bincount(owner, minlength=parts)
+                targets = np.flatnonzero(every)
+                rows = every[targets]
+            else:
+                targets, rows = np.unique(owner, return_counts=True)
+            counts.update(dict(zip(targets.tolist(), rows.tolist(), strict=True)))
+        return dict(sorted(counts.items()))
 
-    return np.stack(list(run_all(count, range(table.parts), workers=workers)))
+    return list(run_all(count, range(table.parts), workers=workers))
 
 
 @contextlib.contextmanager

@@ -238,7 +238,16 @@ def repair(
     rows_as = {table.schema.name: table.schema.rows_as for table in written if table.schema.rows_as}
     if to == SNAPSHOT:
         options = dataclasses.replace(options, rows_as=rows_as)
-    account = write_tables(written, output, to, beside=beside, options=options, workers=workers, progress=progress)
+    account = write_tables(
+        written,
+        output,
+        to,
+        beside=beside,
+        options=options,
+        workers=workers,
+        progress=progress,
+        keys_once="duplicates" in repairs.only and len(told) == len(written),
+    )
     cut = {table.schema.name: cut_freqs(table) for table in written}
     return Repair(_with_losses(account, told, lost, cut), tuple(told), tuple(lost))
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.interface import Checkpoint, TableReader, Unmatched
-from kvtools.dialects.schema import TableSchema, row_bytes
-from kvtools.errors import BadInputError
+from kvtools.dialects.schema import TableSchema, VersionUnit, row_bytes
+from kvtools.errors import BadInputError, UsageError
 from kvtools.row_mask import RowMask
 
 
@@ -64,6 +64,30 @@ class MaskedTable(TableView):
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
         return self.source.take(self.mask.rows_of(rows), columns)
+
+
+def with_version_unit(tables: Sequence[TableReader], unit: VersionUnit) -> list[TableReader]:
+    """Return tables whose versions count `unit` where they do not say what they count; the others as they are.
+
+    Raises:
+        UsageError: there is no such table: all versions say what they count.
+    """
+    told: list[TableReader] = [
+        TableView(table, dataclasses.replace(table.schema, version_unit=unit))
+        if table.schema.has_versions and table.schema.version_unit == "unknown"
+        else table
+        for table in tables
+    ]
+    if all(one is table for one, table in zip(told, tables, strict=True)):
+        have = ", ".join(
+            f"'{table.schema.name}' {table.schema.version_unit if table.schema.has_versions else 'has none'}"
+            for table in tables
+        )
+        raise UsageError(
+            f"reading versions as {unit}: no table has versions that do not say what they count ({have}); leave"
+            " --version-unit out"
+        )
+    return told
 
 
 def changed_tables(

@@ -37,7 +37,13 @@ class FollowedTable(StoredTable):
 
     def __init__(self, base: StoredTable, over: tuple[_Over, ...], rows: int) -> None:
         table = base.table.overlaid([each.level for each in over], rows) if over else base.table
-        schema = dataclasses.replace(base.schema, part_rows=(rows,), freq_dtype=None, version_dtype=None)
+        schema = dataclasses.replace(
+            base.schema,
+            part_rows=(rows,),
+            bytes=base.schema.bytes + sum(each.level.bytes for each in over),
+            freq_dtype=None,
+            version_dtype=None,
+        )
         super().__init__(table, schema, base.file)
         self.base = base
         self.over = over

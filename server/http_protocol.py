@@ -22,7 +22,9 @@ answer for `body_timeout` is cut off. One timer for each connection looks after 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,6 +45,8 @@ from kvtools.server.lookups import Ask, Lookups, Size, error_answer
 from kvtools.server.prepared import HOLES, Hole, Inference, Shape, shape_of
 from kvtools.server.request import RequestError
 from kvtools.server.request_ids import request_id
+
+_log = logging.getLogger("kvtools.serve")
 
 _HEAD_LIMIT = 65536
 _AROUND_A_HEADER = 4  # bytes: colon, space and the end of the line
@@ -569,7 +573,9 @@ class LookupProtocol(HttpToolsProtocol):
         self._fail(503, "too_many_connections", message, {"Retry-After": "1"})
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, as every error is answered."""
+        """Answer what is no HTTP, as every error is answered, and say whose it was and what is wrong with it."""
+        host = "a client" if not self.client else f"{self.client[0]}:{self.client[1]}"
+        _log.warning("%s sent what is no HTTP that this server reads: %s", host, one_line(str(sys.exc_info()[1]))[:200])
         self._fail(400, "bad_request", "the request is no HTTP that this server reads")
 
     def _fail(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
@@ -621,6 +627,12 @@ def _ignore(data: bytes) -> None:
     del data
 
 
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's says what `send_400_response` does not say better."""
+    return record.msg != "Invalid HTTP request received."
+
+
 def make_protocol(lookups: Lookups) -> type[LookupProtocol]:
     """Return the protocol that answers from `lookups`, for `uvicorn.Config(http=...)`."""
+    logging.getLogger("uvicorn.error").addFilter(_is_not_ours)
     return type("LookupProtocol", (LookupProtocol,), {"lookups": lookups, "heads": {}, "shapes": {}, "__slots__": ()})

@@ -11,10 +11,11 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -23,6 +24,7 @@ from pydantic_core import to_json
 
 from kvtools.server.codecs import json_numbers
 from kvtools.server.protocol_error import invalid
+from kvtools.server.request import TwiceError, members_once
 from kvtools.server.signatures import BFLOAT16, STRING, TYPE_WORDS, Array
 
 _KINDS = {
@@ -35,6 +37,7 @@ _KINDS = {
     type(None): "Null",
 }
 _NUMBERS_AT_ONCE = 65536
+_LOOKED_AT = 64  # objects of a body, each by itself
 _MOST_DIMENSIONS = 32
 # Numbers that float64 does not hold have an exponent of three digits at least, or 309 digits; looked for where all
 # digits are zeros, which takes a fraction of the time that JSON does.
@@ -50,9 +53,37 @@ def load_json(body: bytes) -> Any:
     try:
         zeros = body.translate(_ZEROS)
         may_be_too_large = _LARGE_EXPONENT.search(zeros) is not None or _MANY_DIGITS in zeros
-        return json.loads(body, parse_float=_finite if may_be_too_large else None)
+        return _members_once(body, _finite if may_be_too_large else None)
+    except TwiceError as error:
+        raise invalid(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise invalid(f"JSON Parse error: {str(error)[:120]}") from None
+
+
+def _members_once(body: bytes, parse_float: Callable[[str], float] | None) -> Any:
+    """Parse a body; raises `TwiceError` for a member that comes twice.
+
+    An object that is looked at costs three times what one costs that is not, so of many they are only counted.
+    """
+    look = functools.partial(json.loads, body, parse_float=parse_float, object_pairs_hook=members_once)
+    if body.count(b"{") <= _LOOKED_AT:
+        return look()
+    document = json.loads(body, parse_float=parse_float)
+    # A colon for each member, unless there are some in strings.
+    return document if body.count(b":") == _count_members(document) else look()
+
+
+def _count_members(document: Any) -> int:
+    """Count the members of a document and of the objects in it, as far down as requests usually have them."""
+    if not isinstance(document, dict):
+        return 0
+    count = len(document)
+    for value in document.values():
+        if isinstance(value, dict):
+            count += len(value)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            count += sum(len(one) for one in value if isinstance(one, dict))
+    return count
 
 
 def _finite(number: str) -> float:

@@ -320,9 +320,33 @@ def _unknown_member(name: str, expected: tuple[str, ...]) -> RequestError:
     return RequestError(400, "bad_body", f"got a member {_shown(name)}, expected {', '.join(expected)}")
 
 
+class TwiceError(ValueError):
+    """A member stands twice in an object of JSON, of which a parser takes one and drops the other."""
+
+
+def members_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, for `json.loads`.
+
+    >>> members_once([("keys", [1]), ("keys", [2])])
+    Traceback (most recent call last):
+        ...
+    kvtools.server.request.TwiceError: got member "keys" twice in an object, expected it once
+    """
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        names = set()
+        for name, _ in pairs:
+            if name in names:
+                raise TwiceError(f"got member {_shown(name)} twice in an object, expected it once")
+            names.add(name)
+    return members
+
+
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(body)
+        document = json.loads(body, object_pairs_hook=members_once)
+    except TwiceError as error:
+        raise RequestError(400, "bad_body", str(error)) from None
     except (ValueError, RecursionError) as error:
         raise RequestError(400, "bad_json", f"the body is no JSON ({str(error)[:120]}); expected {_EXAMPLE}") from error
     if not isinstance(document, dict):

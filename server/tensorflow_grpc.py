@@ -269,4 +269,7 @@ def _reload(catalog: Catalog, settings: Settings, sources: list[ModelSource]) ->
         ) from None
     if failed:
         name, reason = next(iter(failed.items()))
-        raise ProtocolError("UNKNOWN", f"model {name} cannot be served: {reason}")
+        named = {source.name for source in sources}
+        kept = [other for other in catalog.names() if other not in named and other not in catalog.follows]
+        still = f"; {', '.join(kept)}, which the list leaves out, is still served" if kept else ""
+        raise ProtocolError("UNKNOWN", f"model {name} cannot be served: {reason}{still}")

@@ -106,6 +106,14 @@ class _Model:
         return any(path not in (version.path, version.path.parent) for version, _ in self.served.values())
 
 
+@dataclass(eq=False)
+class _Reload:
+    """Models that are to be served, and no others; `done` is told how that went."""
+
+    names: frozenset[str]
+    done: Future[dict[str, str]] = field(default_factory=Future)
+
+
 class Versions:
     """Loads what `sources` name into `catalog`, then keeps it up to date in a thread of its own.
 
@@ -138,7 +146,8 @@ class Versions:
         self._models = {source.name: _Model(source) for source in sources}
         self._changing = threading.Lock()  # what `_models` holds, and publishing it
         # Simple queues may be used from finalizers and signal handlers: their `put` is reentrant.
-        self._messages: queue.SimpleQueue[Future[dict[str, str]] | str] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[_Reload | str] = queue.SimpleQueue()
+        self._reload: _Reload | None = None  # the last one that was asked for
         self._stop = threading.Event()
         self._loader = VersionLoader(settings, options, self._shared, self._stop)
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
@@ -185,6 +194,10 @@ class Versions:
 
     def look(self) -> None:
         """Look for new versions of every model once, in this thread: for where there is no other."""
+        self._look_at_all()
+
+    def _look_at_all(self, *, last: bool = True) -> None:
+        """Look for new versions of every model; where that is not the `last` step, some models may go yet."""
         if self._shared and (changed := self._shared.changed()) is not None:
             self._take(changed)
         for name in list(self._models):
@@ -192,7 +205,8 @@ class Versions:
                 self._look(name)
             except Exception:  # a fault of ours shall not end all swaps to come
                 log.exception("model '%s': looking for versions failed", name)
-        self._say_same_tables()
+        if last:
+            self._say_same_tables()
         for state in list(self._models.values()):  # what was written to is compared again
             state.unfinished |= {number for number, (version, _) in state.served.items() if _was_written(version)}
         self._finish()
@@ -244,18 +258,39 @@ class Versions:
         """Serve `sources` from now on, and no other model.
 
         Returns what will be, when all are loaded or have failed, a message for each model that has no version of its
-        source: one that had another path before goes on with what lies there, until there is one. Raises
+        source: one that had another path before goes on with what lies there, until there is one. Only where there is
+        no such message are other models let go of; otherwise they go on being served, until they are named or another
+        list is. Raises
         `RequestError` if the other workers cannot be told, or a model has the name of one that follows a chain, which
         stay; nothing was changed then.
         """
         for source in sources:
             if source.name in self._catalog.follows:
                 raise RequestError(400, "follows", f"model '{source.name}' follows a chain; name this one otherwise")
-        done: Future[dict[str, str]] = Future()
-        self._share(sources)
-        self._take(sources)
-        self._messages.put(done)
-        return done
+        named = {source.name for source in sources}
+        with self._changing:
+            others = [model.source for name, model in self._models.items() if name not in named]
+            self._share([*sources, *others])
+            self._reload = reload = _Reload(frozenset(named))
+        self._take([*sources, *others])
+        self._messages.put(reload)
+        return reload.done
+
+    def _finish_reload(self, reload: _Reload) -> None:
+        """Say how a reload went, after a look; where all that it names is served, let go of all other models."""
+        failed = {
+            model.source.name: self._why_none(model)
+            for name, model in self._models.items()
+            if name in reload.names and (not model.served or model.is_of_another_path)
+        }
+        if not failed and reload is self._reload:  # a later one knows what it wants
+            with self._changing:
+                kept = [model.source for name, model in self._models.items() if name in reload.names]
+                if len(kept) < len(self._models):
+                    self._share(kept)
+            self._take(kept)
+        self._say_same_tables()
+        reload.done.set_result(failed)
 
     def _take(self, sources: Sequence[ModelSource]) -> None:
         with self._changing:
@@ -301,7 +336,7 @@ class Versions:
         if poll is None and any(self._unserved()):  # nothing answers: what helps shall be found by itself
             poll = _SETTLED_WITHOUT_POLL
         left = float("inf") if poll is None else self._looked + poll - time.monotonic()
-        message: Future[dict[str, str]] | str
+        message: _Reload | str
         try:
             message = self._messages.get(timeout=max(0.0, min(left, _WATCHED_EVERY)))
         except queue.Empty:
@@ -316,18 +351,12 @@ class Versions:
                     self._publish(model)
             return
         try:
-            self.look()
-            if isinstance(message, Future):
-                message.set_result(
-                    {
-                        model.source.name: self._why_none(model)
-                        for model in self._models.values()
-                        if not model.served or model.is_of_another_path
-                    }
-                )
+            self._look_at_all(last=not isinstance(message, _Reload))
+            if isinstance(message, _Reload):
+                self._finish_reload(message)
         except Exception as error:
-            if isinstance(message, Future):
-                message.set_exception(error)
+            if isinstance(message, _Reload):
+                message.done.set_exception(error)
             raise
         finally:
             self._looked = time.monotonic()

@@ -34,6 +34,7 @@ from tfplugin.initializers import KvInitializer
 from tfplugin.keys import keys_to_tensor
 from tfplugin.not_dense import NotDense
 from tfplugin.ops import raw
+from tfplugin.own_keys import own_keys
 from tfplugin.placement import on_device_of
 from tfplugin.policies import Policies
 from tfplugin.row_counts import RowCounts
@@ -487,13 +488,25 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
           keys: any shape.
           rows: keys.shape + [dim].
           name: of the op.
+
+        Raises:
+          tf.errors.InvalidArgumentError: rows of another shape; a key that belongs to another part of the variable
+            that this is a part of.
         """
-        keys = self.keys_tensor(keys)
+        return self._upsert(own_keys(self, self.keys_tensor(keys), "upsert"), rows, name)
+
+    def _upsert(self, keys: tf.Tensor, rows: Any, name: str | None = None) -> tf.Operation | None:
         return raw.kv_table_upsert(self._handle, keys, tf.convert_to_tensor(rows, self.dtype), name=name)
 
     def accumulate(self, keys: Any, deltas: Any, name: str | None = None) -> tf.Operation | None:
-        """Adds to rows, once for each occurrence of a key; a missing key starts from its initial value."""
-        keys = self.keys_tensor(keys)
+        """Adds to rows, once for each occurrence of a key; a missing key starts from its initial value.
+
+        Raises:
+          tf.errors.InvalidArgumentError: as for `upsert`.
+        """
+        return self._accumulate(own_keys(self, self.keys_tensor(keys), "accumulate"), deltas, name)
+
+    def _accumulate(self, keys: tf.Tensor, deltas: Any, name: str | None = None) -> tf.Operation | None:
         return raw.kv_table_accumulate(self._handle, keys, tf.convert_to_tensor(deltas, self.dtype), name=name)
 
     def remove(self, keys: Any, name: str | None = None) -> tf.Tensor:

@@ -24,6 +24,7 @@ from tfplugin.fused_lookup import can_fuse, pool_many
 from tfplugin.keys import keys_to_tensor
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.same_places import in_same_places, places_of
 
 AnyKvVariable = KvVariable | PartitionedKvVariable
 
@@ -116,9 +117,17 @@ def _weight_values(sp_weights: Any, sp_ids: Any, caller: str) -> tf.Tensor | Non
             f"{caller}: sp_weights must be of the type of sp_ids ({type(sp_ids).__name__}) or None, "
             f"got {type(sp_weights).__name__}."
         )
-    return (
-        sp_weights.flat_values if isinstance(sp_weights, tf.RaggedTensor) else tf.convert_to_tensor(sp_weights.values)
-    )
+    ragged = isinstance(sp_weights, tf.RaggedTensor)
+    weights = sp_weights.flat_values if ragged else tf.convert_to_tensor(sp_weights.values)
+    of_ids, of_weights = places_of(sp_ids), places_of(sp_weights)
+    if len(of_ids) != len(of_weights):
+        raise ValueError(f"{caller}: sp_weights of shape {sp_weights.shape} for sp_ids of shape {sp_ids.shape}.")
+    what = "row splits" if ragged else "indices"
+    told = f"{caller}: sp_weights must lie where the ids do: their {what} are not those of sp_ids."
+    numbers = [values.shape.num_elements() for values in (tf.convert_to_tensor(sp_ids.values), weights)]
+    if None not in numbers and numbers[0] != numbers[1]:
+        told = f"{told[:-1]}, got {numbers[0]} ids and {numbers[1]} weights."
+    return in_same_places(weights, of_ids, of_weights, told)
 
 
 def parts_of(variable: AnyKvVariable) -> list[KvVariable]:

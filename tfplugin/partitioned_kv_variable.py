@@ -251,7 +251,7 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
         rows = tf.reshape(rows, [-1, self.dim])
         return tf.group(
             *[
-                getattr(part, method)(owned, tf.gather(rows, where))
+                getattr(part, f"_{method}")(owned, tf.gather(rows, where))
                 for part, where, owned in zip(self._parts, positions, part_keys, strict=True)
             ]
         )

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfplugin.ops import raw
+from tfplugin.own_keys import own_keys
 
 
 class Scatter:
@@ -18,7 +19,7 @@ class Scatter:
 
     Raises:
       TypeError: what is given is no `tf.IndexedSlices`.
-      tf.errors.InvalidArgumentError: rows of another shape or dtype.
+      tf.errors.InvalidArgumentError: rows of another shape or dtype; for one part of a variable, keys of others.
 
     Example:
       >>> v = tfplugin.get_kv_variable("e", embedding_dim=2, initializer=tf.compat.v1.ones_initializer())
@@ -34,15 +35,15 @@ class Scatter:
 
     def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Writes rows."""
-        return self._scatter("scatter_update", sparse_delta, name, lambda part, keys, rows: part.upsert(keys, rows))
+        return self._scatter("scatter_update", sparse_delta, name, lambda part, keys, rows: part._upsert(keys, rows))
 
     def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Adds to rows."""
-        return self._scatter("scatter_add", sparse_delta, name, lambda part, keys, rows: part.accumulate(keys, rows))
+        return self._scatter("scatter_add", sparse_delta, name, lambda part, keys, rows: part._accumulate(keys, rows))
 
     def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Subtracts from rows."""
-        return self._scatter("scatter_sub", sparse_delta, name, lambda part, keys, rows: part.accumulate(keys, -rows))
+        return self._scatter("scatter_sub", sparse_delta, name, lambda part, keys, rows: part._accumulate(keys, -rows))
 
     def scatter_mul(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Multiplies rows, element by element."""
@@ -86,7 +87,7 @@ class Scatter:
                 )
             rows = tf.reshape(rows, [-1, self.dim])
             if len(part_keys) == 1:
-                return write(self._kv_parts[0], part_keys[0], rows)
+                return write(self._kv_parts[0], own_keys(self._kv_parts[0], part_keys[0], method), rows)
             return tf.group(
                 *[
                     write(part, owned, tf.gather(rows, where))

@@ -6,6 +6,7 @@ The layout is specified in `docs/dialects/deeprec.md`.
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import os
@@ -261,7 +262,12 @@ def _notes(names: TableNames, own: Sequence[_Variable], suffixes: Suffixes, on_s
 
 def _on_ssd(bundle: Bundle, variable: str) -> bool:
     """Tell whether rows of a variable lie in the files of the SSD tier beside the bundle."""
-    return Path(f"{bundle.prefix}-{variable.replace('/', '_')}-ssd_record.index").exists()
+    try:
+        return Path(f"{bundle.prefix}-{variable.replace('/', '_')}-ssd_record.index").exists()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False  # no file is called so
 
 
 class DeepRecTable(KeyedSlotsTable):

@@ -576,7 +576,7 @@ DIALECT = Dialect(
         freq_dtypes=("uint32",),
         version_dtypes=("uint32",),
         version_units=("seconds", "steps", "unknown"),
-        unknown_versions_are="seconds",
+        unknown_versions_are="steps",  # a restore begins the ages of such rows anew; as seconds, they would be of 1970
         partition="floor_mod",
         extras=frozenset(
             {"initial_values", "deleted_keys", *_PENDING, f"{ADMISSION_FILTER}<part>", f"{ROW_EXTRAS[0]}<part>"}

@@ -182,8 +182,13 @@ def _has_tables(folder: Path) -> bool:
     except OSError:
         return False
     return any(
-        "_mht_" in name or name.removesuffix("-keys") + "-values" in names for name in names if _FILE.fullmatch(name)
+        "_mht_" in name or _is_pair(name.removesuffix("-keys"), names) for name in names if _FILE.fullmatch(name)
     )
+
+
+def _is_pair(base: str, names: set[str]) -> bool:
+    """Tell whether a table has its files there, and they are not two slots of a table that sok dumped."""
+    return f"{base}-values" in names and not {f"{base}-key", f"{base}-weight"} <= names
 
 
 def _files(folder: Path) -> dict[str, dict[_Shard, dict[str, Path]]]:

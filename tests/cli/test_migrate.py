@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import kvtools
+from kvtools.array_table import ArrayTable
 from kvtools.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -45,8 +47,66 @@ def test_json_and_verify(sample_path: Path, tmp_path: Path, capsys: Capture) -> 
         False,
     )
     fields = ["name", "rows_read", "rows_written", "parts", "bytes", "part_rows", "losses", "changes", "checks"]
+    fields += ["repeated_keys", "notes"]
     assert [list(table) for table in report["tables"]] == [fields] * 3
     assert "every row read again and compared with the source, by key" in report["tables"][0]["checks"]
+
+
+def test_what_versions_count_can_be_told(tmp_path: Path, sample_path: Path, capsys: Capture) -> None:
+    rows = kvtools.table_from_arrays("emb", [7, 1], [[1.0], [2.0]], versions=[19_000, 20_000])
+    kvtools.write_tables([rows], tmp_path / "a.npz", "npz")
+    arguments = ["migrate", str(tmp_path / "a.npz"), str(tmp_path / "b"), "--to", "tfplugin", "--force"]
+    assert main(arguments) == 0
+    assert "taken for steps" in capsys.readouterr().out
+    assert main([*arguments, "--version-unit", "days"]) == 0
+    assert "versions were days, are seconds" in capsys.readouterr().out
+    table = kvtools.open(tmp_path / "b").table("emb")
+    versions = table.to_numpy().versions
+    assert versions is not None and versions.tolist() == [19_000 * 86_400, 20_000 * 86_400]
+    assert table.schema.version_unit == "seconds"
+    assert main([*arguments, "--version-unit", "hours"]) == 2
+    capsys.readouterr()
+    told = ["migrate", str(tmp_path / "b"), str(tmp_path / "c"), "--to", "tfplugin", "--version-unit", "steps"]
+    assert main(told) == 2
+    error = capsys.readouterr().err
+    assert "no table has versions that do not say what they count ('emb' seconds); leave --version-unit out" in error
+
+
+def test_what_goes_with_a_source_that_is_replaced_is_told(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    kvtools.write_tables(
+        kvtools.open(sample_path).select([]), tmp_path / "m", "tfplugin", beside=kvtools.open(sample_path)
+    )
+    path = str(tmp_path / "m")
+    arguments = ["migrate", path, path, "--to", "tfplugin", "--force", "--table", "user_emb"]
+    told = f"2 tables ('ads/emb', 'empty_emb') and 2 dense variables of '{path}', which this replaces: --table leaves"
+    assert main([*arguments, "--strict"]) == 3
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert main([*arguments, "--dry-run"]) == 0
+    assert f"would be left out: {told}" in " ".join(capsys.readouterr().out.split())
+    assert len(kvtools.open(path).tables) == 3
+    assert main([*arguments, "--json"]) == 0
+    account = json.loads(capsys.readouterr().out)
+    assert account["losses"][0].startswith(told) and not account["lossless"]
+    assert list(kvtools.open(path).tables) == ["user_emb"]
+    assert main(arguments) == 0 and "nothing left out" in capsys.readouterr().out
+
+
+def test_keys_that_come_twice_are_told(tmp_path: Path, capsys: Capture) -> None:
+    rows = ArrayTable("emb", np.array([7, 1, 7]), np.array([[1], [2], [3]], np.float32))
+    kvtools.write_tables([rows], tmp_path / "twice", "tfplugin")
+    arguments = [str(tmp_path / "twice"), "--to", "tfplugin"]
+    told = "1 row whose key stands again in a later row: all go along, and most readers take the last one;"
+    for command, more in (("migrate", [str(tmp_path / "a")]), ("reshard", ["--parts", "2", str(tmp_path / "b")])):
+        assert main([command, *arguments[:1], *more, *arguments[1:]]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert f"note: emb: {told} `kvtools repair` keeps one" in out and "nothing left out" in out
+    assert main(["migrate", *arguments, str(tmp_path / "c"), "--json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert table["repeated_keys"] == 1 and table["notes"][0].startswith(told)
+    assert main(["split", *arguments, str(tmp_path / "d"), "--by", "table"]) == 0
+    assert told in " ".join(capsys.readouterr().out.split())
+    assert main(["repair", *arguments, str(tmp_path / "e")]) == 0
+    assert told not in " ".join(capsys.readouterr().out.split())
 
 
 def test_one_table_goes_without_the_dense_variables(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:

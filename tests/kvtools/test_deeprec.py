@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtools.array_table import table_from_arrays
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.deeprec import BucketShard
@@ -566,3 +567,9 @@ def of_keys(keys: np.ndarray, factor: float) -> Tensors:
         "versions": none,
         "partition_offset": offsets_of(keys),
     }
+
+
+def test_a_table_may_have_a_name_that_no_file_has(tmp_path: Path) -> None:
+    name = "n" * 300
+    write_tables([table_from_arrays(name, [1, 2], np.ones((2, 3), np.float32))], tmp_path / "m", "deeprec")
+    assert list(open_checkpoint(tmp_path / "m").tables) == [name]

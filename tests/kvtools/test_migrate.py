@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import kvtools
+from kvtools.array_table import ArrayTable
 from kvtools.dialects.bundle import reader
 from kvtools.dialects.bundle_output import plain_columns
 from kvtools.dialects.chunk import Chunk
@@ -22,7 +23,7 @@ from kvtools.dialects.schema import TableSchema, VariableSchema
 from kvtools.dialects.tfplugin import DIALECT, Writer
 from kvtools.dialects.writing import WriteOptions
 from kvtools.diff import compare_tables
-from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, OutputError, UsageError
+from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, OutputError, ScratchError, UsageError
 from kvtools.migrate import write_tables
 from kvtools.partition import owners
 from kvtools.row_mask import RowMask
@@ -132,6 +133,42 @@ def test_frequencies_that_a_type_cuts_are_counted(tmp_path: Path) -> None:
     with pytest.raises(CheckFailedError, match="2 frequencies outside uint32"):
         write_tables([table(freqs=freqs)], tmp_path / "c", "tfplugin", strict=True)
     assert not list(tmp_path.glob("c*"))
+
+
+REPEATED = "3 rows whose keys stand again in a later row: all go along, and most readers take the last one; "
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 64])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_of_a_key_that_comes_again_are_counted(tmp_path: Path, parts: int, memory: int) -> None:
+    keys = np.array([7, 1, 7, 2, 1, 7])
+    source = ArrayTable("emb", keys, np.arange(6, dtype=np.float32)[:, None], part_rows=(4, 2))
+    for dry_run in (True, False):
+        options = WriteOptions(dry_run=dry_run, memory=memory)
+        account = write_tables([source], tmp_path / "a", "tfplugin", parts=parts, options=options)
+        (told,) = account.tables
+        assert (told.repeated_keys, told.rows_written, account.lossless) == (3, 6, True)
+        assert len(told.notes) == 1 and told.notes[0].startswith(REPEATED)
+    again = write_tables(open_checkpoint(tmp_path / "a").select([]), tmp_path / "b.kvsnap", "snapshot")
+    assert again.tables[0].repeated_keys == 3 and not again.tables[0].notes and again.tables[0].losses
+    once = write_tables(open_checkpoint(tmp_path / "b.kvsnap").select([]), tmp_path / "c", "tfplugin")
+    assert once.tables[0].repeated_keys == 0 and not once.tables[0].notes
+    rows = kvtools.open(tmp_path / "c").table("emb").to_numpy()
+    assert rows.values is not None
+    assert dict(zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True)) == {7: 5.0, 2: 3.0, 1: 4.0}
+
+
+def test_without_room_to_look_for_keys_that_come_again_the_rows_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> int:
+        raise ScratchError("writing temporary files in '/tmp': No space left on device; make room there")
+
+    monkeypatch.setattr("kvtools.migrate.count_repeated", full)
+    account = write_tables([table()], tmp_path / "a", "tfplugin")
+    assert (
+        "is not known: writing temporary files" in account.tables[0].notes[0] and account.tables[0].rows_written == 20
+    )
 
 
 def test_versions_of_days_become_seconds(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools.array_table import ArrayTable
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import TableReader
+from kvtools.dialects.tfplugin import DIALECT
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, OutputError, UnknownTableError, UsageError
+from kvtools.fit import fit
+from kvtools.migrate import _count_rows, _routed
 from kvtools.partition import owners
 from kvtools.reshard import reshard
 
@@ -139,3 +144,18 @@ def test_refused(sample_path: Path, save_plain: Save, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="no key-value table"):
         reshard(plain, tmp_path / "b", 2)
     assert not (tmp_path / "b.index").exists()
+
+
+def test_many_parts_into_many_take_nothing_for_each_pair() -> None:
+    keys = np.arange(1000) * 997
+    source = ArrayTable("emb", keys, np.zeros((1000, 1), np.float32), part_rows=(5,) * 200)
+    fitted = fit(source.schema, DIALECT, parts=100_000)
+    tracemalloc.start()
+    counts = _count_rows(source, fitted, 100_000, "floor_mod", 1)
+    chunks = [chunk for part in range(200) for chunk in source.chunks(part=part)]
+    routed = [list(_routed(chunk, 100_000, "floor_mod", {})) for chunk in chunks]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [list(of_part) for of_part in counts] == [[target for target, _ in pieces] for pieces in routed]
+    assert sum(sum(of_part.values()) for of_part in counts) == 1000
+    assert peak < 8 << 20, "200 x 100,000 counts are 160 MB"

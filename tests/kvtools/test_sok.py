@@ -237,3 +237,14 @@ def test_a_slot_whose_file_would_be_taken_for_one_of_tfra_is_refused(slot: str, 
     with pytest.raises(BadInputError, match="has no place in the format"):
         write_tables([table], tmp_path / "dump", "sok")
     assert not list(tmp_path.iterdir())
+
+
+def test_slots_that_others_called_keys_and_values_make_no_files_of_tfra(tmp_path: Path) -> None:
+    rows = np.arange(4, dtype=np.float32).reshape(2, 2)
+    slots = {"a": rows + 10, "b": rows + 20}
+    write_tables([table_from_arrays("emb", [7, -1], rows, slots=slots)], tmp_path / "dump", "sok")
+    for slot, name in (("a", "keys"), ("b", "values")):
+        (tmp_path / "dump" / f"emb-{slot}").rename(tmp_path / "dump" / f"emb-{name}")
+    checkpoint = open_checkpoint(tmp_path / "dump")
+    (chunk,) = checkpoint.table("emb").chunks()
+    assert checkpoint.dialect == "sok" and chunk.keys.tolist() == [7, -1] and np.array_equal(chunk.values, rows)

@@ -47,6 +47,7 @@ def assert_is(store: FollowedStore, writer: ChainWriter, asked: np.ndarray[Any, 
         values, found = table.lookup(asked.astype(writer.key_dtype))
         assert values.tobytes() == expected.tobytes() and found.tobytes() == there.tobytes()
         assert table.schema.rows == table.table.rows == len(writer.rows[name])
+        assert table.schema.bytes == store.base.tables[name].schema.bytes + table.table.level_bytes
         places = table.table.find(asked)
         assert ((places >= 0) == there).all()
         keys, rows, _, _ = table.table.take(places[there])

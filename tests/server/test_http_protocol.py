@@ -232,6 +232,12 @@ def test_both_ways_give_the_same_answer(running: Running, usual: Running, name: 
         assert without_dates(answer) == without_dates(usual.ask(data + last))
 
 
+def test_who_sends_what_is_no_http_is_named_in_the_log(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    assert running.ask(b"GET / HTTP/9.x\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    (line,) = [record.getMessage() for record in caplog.records if "HTTP" in record.getMessage()]
+    assert re.fullmatch(r"127\.0\.0\.1:\d+ sent what is no HTTP that this server reads: .*version.*", line), line
+
+
 def without_dates(received: bytes) -> list[bytes]:
     return [line for line in received.split(b"\r\n") if not line.startswith(b"date: ")]
 

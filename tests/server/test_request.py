@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("fastapi")
-from kvtools.server.request import RequestError, body_too_large, parse_lookup, table_keys
+from kvtools.server.request import RequestError, body_too_large, parse_lookup, parse_tables, table_keys
 from kvtools.server.settings import Settings
 
 
@@ -44,6 +44,7 @@ def test_json_and_binary(key_dtype: str, keys: list[int]) -> None:
         (b"[1]", "bad_body"),
         (b"{}", "bad_body"),
         (b'{"keys": 1}', "bad_body"),
+        (b'{"keys": [1], "keys": [2]}', "bad_body"),
         (b'{"keys": {"0": 1}}', "bad_body"),
         (b'{"keys": [1.0]}', "bad_key"),
         (b'{"keys": [NaN]}', "bad_key"),
@@ -61,6 +62,22 @@ def test_wrong_json(body: bytes, code: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse(body)
     assert caught.value.code == code and 400 <= caught.value.status < 500 and len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("body", "member"),
+    [
+        (b'{"keys": [1], "missing": "zeros", "keys": [2]}', "keys"),
+        (b'{"tables": {"t": {"keys": [1]}, "t": {"keys": [2]}}}', "t"),
+        (b'{"tables": {"t": {"keys": [1], "keys": [2]}}}', "keys"),
+    ],
+)
+def test_a_member_that_comes_twice_is_named(body: bytes, member: str) -> None:
+    with pytest.raises(RequestError, match=f'got member "{member}" twice in an object, expected it once'):
+        if b"tables" in body:
+            parse_tables(body, frame=False, key_dtypes={"t": "int64"}, max_keys=10)
+        else:
+            parse(body)
 
 
 @pytest.mark.parametrize(

@@ -637,7 +637,7 @@ def test_a_model_that_goes_as_a_label_comes_is_told_as_unknown(
 ) -> None:
     write_snapshot(tmp_path / "m", 1)
     watched = Watched(tmp_path / "m")
-    monkeypatch.setattr(watched.catalog, "version", lambda model, number: watched.versions.reload([]))
+    monkeypatch.setattr(watched.catalog, "version", lambda model, number: watched.versions._take([]))
     with pytest.raises(UnknownModelError, match="there is no model 'm'"):
         watched.versions.set_label("m", "stable", 1)
 
@@ -876,11 +876,28 @@ def test_several_models(settled: None, write_version: Write, tmp_path: Path) -> 
     versions.start()
     done = versions.reload([models["b"], models["c"], ModelSource("d", str(tmp_path / "nowhere"))])
     assert done.result(60) == {"d": "there is nothing at its path"}
+    assert sorted(catalog.names()) == ["a", "b", "c", "d"], "nothing is let go of for a list that cannot be served"
+    assert catalog.version("a").number == catalog.version("c").number == 1
+    assert not catalog.ready, "d has no version"
+    assert versions.reload([models["b"], models["c"]]).result(60) == {}
     versions.stop()
-    assert catalog.names() == ["b", "c", "d"]
+    assert catalog.names() == ["b", "c"] and catalog.ready
     with pytest.raises(UnknownModelError):
         catalog.version("a")
-    assert not catalog.ready, "d has no version"
+
+
+def test_of_two_reloads_the_later_one_says_what_is_let_go(settled: None, write_version: Write, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write_version(tmp_path / name, 1)
+    catalog = Catalog()
+    models = {name: ModelSource(name, str(tmp_path / name)) for name in ("a", "b", "c")}
+    versions = Versions(catalog, [models["a"]], Settings(poll=3600.0))
+    versions.load()
+    first, second = versions.reload([models["b"]]), versions.reload([models["c"], models["a"]])
+    versions.go_on()
+    assert first.result(60) == second.result(60) == {}
+    versions.stop()
+    assert sorted(catalog.names()) == ["a", "c"]
 
 
 def test_a_model_that_is_sent_to_a_path_without_a_version_is_told(
@@ -911,7 +928,7 @@ def test_a_model_may_be_taken_away_while_its_damage_is_found(
     plain = version_loader.VersionLoader.finish
 
     def finish(self: Any, store: TableStore) -> None:
-        watched.versions.reload([])
+        watched.versions._take([])  # as where another worker was told so
         plain(self, store)
 
     with monkeypatch.context() as patch:

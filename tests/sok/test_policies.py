@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfplugin.sok as sok
+from kvtools.errors import BadInputError
 from tfplugin.policies import ProbabilityAdmission
 
 
@@ -26,3 +27,23 @@ def test_options_out_of_range():
         sok.DynamicVariable(2, enter_threshold=-3)
     with pytest.raises(ValueError, match="both say which keys get a row"):
         sok.DynamicVariable(2, enter_threshold=3, admission=ProbabilityAdmission(0.5))
+
+
+def test_a_bound_of_a_table_that_grows_is_refused():
+    sok.init("single")
+    with pytest.raises(
+        ValueError, match=r"max_capacity=10 bounds a table of var_type=.hybrid., and one of .hbm. grows as it needs"
+    ):
+        sok.DynamicVariable(2, max_capacity=10)
+    assert sok.DynamicVariable(2, var_type="hybrid", max_capacity=10).max_capacity == 10
+
+
+@pytest.mark.parametrize("path", ["missing/model", "."])
+def test_a_checkpoint_that_is_not_there_is_one_error(tmp_path, path):
+    sok.init("single")
+    checkpoint = sok.Checkpoint(v=sok.DynamicVariable(2, "ones"))
+    for restore in (checkpoint.restore, checkpoint.read):
+        with pytest.raises(BadInputError, match=r"\.index': no such file; name a checkpoint prefix"):
+            restore(str(tmp_path / path))
+    saved = checkpoint.save(str(tmp_path / "model"))
+    checkpoint.restore(saved).assert_consumed()

@@ -71,12 +71,13 @@ def test_a_variable_with_rows_to_draw_has_to_have_drawn_them(tmp_path):
         assert session.run(tf.nn.embedding_lookup(emb, tf.constant(ABSENT))).tobytes() == drawn.tobytes()
 
 
+@pytest.mark.parametrize("unit", ["steps", "unknown"])
 @pytest.mark.parametrize(
     "expiry", [None, ExpireAfterSeconds(90 * 86400), ExpireAfterSteps(1000)], ids=["none", "seconds", "steps"]
 )
-def test_versions_that_are_steps_are_no_seconds(tmp_path, expiry):
-    """Rows of an engine that stamps them with steps stay, and age from the restore on."""
-    source, _ = table(versions=np.arange(8, dtype=np.uint32) + 984, version_unit="steps")
+def test_versions_that_are_steps_are_no_seconds(tmp_path, expiry, unit):
+    """Rows of an engine that stamps them with steps, or with nobody knows what, stay, and age from the restore on."""
+    source, _ = table(versions=np.arange(8, dtype=np.uint32) + 984, version_unit=unit)
     kvtools.write_tables([source], tmp_path / "m", "tfplugin", parts=2)
     assert kvtools.open(tmp_path / "m").table("emb").schema.version_unit == "steps"
     before = int(time.time())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
+
+import tfplugin
+from tfplugin import dynamic_embedding as de
 
 DENSE = np.random.default_rng(5).normal(size=(6, 4)).astype(np.float32)
 IDS = tf.SparseTensor(
@@ -173,6 +177,41 @@ def test_other_key_dtypes(make, partitioner, key_dtype):
         np.testing.assert_array_equal(lookup(variable, ids, None)[:, 0], [1, 1, 0])
     np.testing.assert_array_equal(tf.nn.safe_embedding_lookup_sparse(variable, ids, default_id=9)[:, 0], [1, 1, 1])
     assert int(variable.size()) == 3
+
+
+MOVED = tf.SparseTensor([[0, 0], [1, 0], [1, 1], [3, 0], [3, 1], [3, 2]], WEIGHTS.values, WEIGHTS.dense_shape)
+MOVED_RAGGED = tf.RaggedTensor.from_value_rowids(WEIGHTS.values, [0, 1, 1, 3, 3, 3], 4)
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights", "what"),
+    [(IDS, MOVED, "indices"), (RAGGED_IDS, MOVED_RAGGED, "row splits")],
+    ids=["sparse", "ragged"],
+)
+def test_weights_lie_where_the_ids_do(table, ids, weights, what):
+    told = rf"sp_weights must lie where the ids do: their {what} are not those of sp_ids"
+    for lookup in (*_nn_sparse(tf.nn), *_nn_sparse(tf.compat.v1.nn)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+            lookup(table, ids, weights)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+            tf.function(functools.partial(lookup, table), autograph=False)(ids, weights)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+        tfplugin.lookup_many([table], [ids], weights=[weights], combiners="sum")
+    dynamic = de.Variable(name=f"places_{what[:3]}", dim=4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+        de.embedding_lookup_sparse(dynamic, ids, weights, name="l")
+
+
+def test_places_that_are_the_same_tensor_are_not_compared(table):
+    def ops(ids, weights):
+        lookup = tf.function(lambda: tf.nn.embedding_lookup_sparse(table, ids, weights))
+        return {op.type for op in lookup.get_concrete_function().graph.get_operations()}
+
+    assert "Equal" not in ops(IDS, WEIGHTS) | ops(RAGGED_IDS, RAGGED_IDS.with_flat_values(WEIGHTS.values))
+    equal = tf.SparseTensor(tf.identity(IDS.indices), WEIGHTS.values, IDS.dense_shape)
+    assert "Equal" in ops(IDS, equal)
+    found = tf.nn.embedding_lookup_sparse(table, IDS, equal)
+    np.testing.assert_array_equal(found, tf.nn.embedding_lookup_sparse(table, IDS, WEIGHTS))
 
 
 def test_bad_arguments(table):

@@ -114,6 +114,54 @@ def test_value_dtypes(make, rows_of, dtype):
     assert rows_of(table, [1]).tolist() == [[2.5, 3.5]]
 
 
+WRITES = {
+    "upsert": lambda part, keys, rows: part.upsert(keys, rows),
+    "accumulate": lambda part, keys, rows: part.accumulate(keys, rows),
+    "scatter_update": lambda part, keys, rows: part.scatter_update(tf.IndexedSlices(rows, keys)),
+    "scatter_sub": lambda part, keys, rows: part.scatter_sub(tf.IndexedSlices(rows, keys)),
+    "scatter_mul": lambda part, keys, rows: part.scatter_mul(tf.IndexedSlices(rows, keys)),
+}
+OTHERS = [1, -2, 5, 3, 0, 6]  # of three parts, where part 1 has 1, -2 and no other
+
+
+@pytest.mark.parametrize("method", WRITES)
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_part_refuses_keys_of_other_parts(make, method, mode):
+    table = make(dim=2, partitioner=tf.compat.v1.fixed_size_partitioner(3), initializer=1.0)
+    part = table[1]
+
+    def write(part, keys, rows):
+        WRITES[method](part, keys, rows)
+
+    write = write if mode == "eager" else tf.function(write, autograph=False)
+    told = rf"{method} of part 1 of key-value variable \W+{part.partitioned_name}\W+3 parts\): key"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=told) as error:
+        write(part, tf.constant(OTHERS, tf.int64), tf.ones([len(OTHERS), 2]))
+    message = error.value.message
+    assert "Write to the variable as a whole, which hands each key to its part." in message
+    if mode == "eager":
+        assert "key 5 belongs to part 2, key 3 belongs to part 0, key 0 belongs to part 0 (and 1 more)." in message
+    else:
+        assert "[5 3 0]" in message and "[2 0 0]" in message
+    assert int(table.size()) == 0
+    write(part, tf.constant([1, -2], tf.int64), tf.ones([2, 2]))
+    assert int(part.size()) == 2
+
+
+def test_a_part_refuses_keys_of_other_parts_in_a_graph(session):
+    v1 = tf.compat.v1
+    table = tf.get_kv_variable("e", embedding_dim=2, partitioner=v1.fixed_size_partitioner(3))
+    keys = v1.placeholder(tf.int64, [None])
+    written = table[0].upsert(keys, tf.ones([tf.size(keys), 2]))
+    session.run(v1.global_variables_initializer())
+    session.run(written, {keys: [3, 0, -3]})
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"upsert of part 0 .*keys\] \[4\] \[belong to parts\] \[1\]"
+    ):
+        session.run(written, {keys: [3, 4]})
+    assert session.run(table.size()) == 3
+
+
 @pytest.mark.parametrize("eviction", [None, "lru", "lfu"])
 def test_rows_that_are_rewritten_count_as_no_use(eviction):
     bound = {} if eviction is None else {"max_capacity": 4, "eviction": eviction}

@@ -183,3 +183,10 @@ def test_scores_are_of_bounded_tables():
     for size in (0, True, 1.5):
         with pytest.raises(ValueError, match="split_size must be a number of 1 or more"):
             bounded(LFU).export_keys_and_scores(size)
+
+
+def test_a_bound_in_bytes_is_told_not_to_be_one(caplog):
+    de.HkvHashTableConfig(max_capacity=9)
+    assert not caplog.text
+    de.HkvHashTableConfig(max_capacity=9, max_hbm_for_values=1000)
+    assert "max_hbm_for_values=1000 is not used: max_capacity=9 alone bounds a table" in caplog.text

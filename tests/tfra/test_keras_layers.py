@@ -632,3 +632,34 @@ def test_a_lookup_between_the_layers_of_tf_keras_is_an_error(name, lookup):
         lookup(v, tf_keras.Input((3,), dtype="int64"), name="x")
     with pytest.raises(TypeError, match="in the call of a layer of the same Keras"):
         v.lookup(tf_keras.Input((3,), dtype="int64"))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_file_has_the_bounds_of_a_table(keras, layers, name, keep, tmp_path):
+    @keras.utils.register_keras_serializable("tests_of_bounds")
+    def scores(keys):
+        return keys
+
+    config = de.HkvHashTableConfig(
+        init_capacity=8,
+        max_capacity=64,
+        evict_strategy=de.HkvEvictStrategy.CUSTOMIZED,
+        gen_scores_fn=scores,
+    )
+    layer = layers.BasicEmbedding(
+        2, name=name, kv_creator=de.HkvHashTableCreator(config), keep_distribution=keep, devices=["/CPU:0"] * 2
+    )
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layer])
+    model.save(tmp_path / "model.keras")
+    (loaded,) = [one for one in keras.models.load_model(tmp_path / "model.keras").layers if hasattr(one, "params")]
+    assert loaded.keep_distribution == keep and loaded.params.shard_num == (2 if keep else 1)
+    again = loaded.params.kv_creator.config
+    assert vars(again) == vars(config) and loaded.params.parts[0].max_capacity == 64
+
+
+def test_a_file_has_a_distribution_that_is_kept(keras, layers, name, tmp_path):
+    layer = layers.BasicEmbedding(2, name=name, keep_distribution=True, devices=["/CPU:0"] * 2)
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layer])
+    model.save(tmp_path / "model.keras")
+    (loaded,) = [one for one in keras.models.load_model(tmp_path / "model.keras").layers if hasattr(one, "params")]
+    assert loaded.keep_distribution and loaded.params.shard_num == 2

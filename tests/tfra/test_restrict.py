@@ -163,6 +163,20 @@ def test_restrict_wants_numbers(name, policy):
         table.restrict(-1)
 
 
+def test_fewer_rows_than_tables_are_refused_and_none_goes(name):
+    table = de.Variable(dim=1, name=name, devices=["/CPU:0"] * 3, restrict_policy=de.FrequencyRestrictPolicy)
+    table.upsert(tf.range(6, dtype=tf.int64), tf.ones([6, 1]))
+    table.restrict_policy.apply_update(tf.range(6, dtype=tf.int64))
+    for few in (1, 2):
+        with pytest.raises(ValueError, match=rf"num_reserved={few} is less than its 3 tables.*Keep 3 or more"):
+            table.restrict(few)
+    assert table.size().numpy() == 6
+    table.restrict(3)
+    assert table.size().numpy() == 3
+    table.restrict(0)
+    assert table.size().numpy() == 0
+
+
 def test_without_a_policy_restrict_does_nothing(name, caplog):
     table = de.Variable(dim=1, name=name)
     table.upsert([1], [[1.0]])

@@ -346,3 +346,35 @@ def test_the_functions_that_tfra_has_for_gpus_are_those_of_tensorflow():
     summed = de.math.sparse_segment_sum(rows, tf.constant([0, 2]), tf.constant([0, 2]), num_segments=3)
     assert summed.numpy().tolist() == [[1], [0], [3]]
     assert de.ragged_embedding_ops.safe_embedding_lookup_sparse is de.safe_embedding_lookup_sparse
+
+
+OWNERS = {
+    "beyond": (lambda keys, tables: tf.cast(keys, tf.int32) + 1, r"number from 0 to 1 for each key, got 2 for key .*1"),
+    "negative": (lambda keys, tables: -tf.cast(keys, tf.int32), r"from 0 to 1 for each key, got -1 for key .*1"),
+    "too few": (lambda keys, tables: tf.zeros([1], tf.int32), "from 0 to 1 for each key, got 1 for 2 keys"),
+}
+
+
+@pytest.mark.parametrize("wrong", OWNERS)
+def test_a_partitioner_out_of_range_is_told(name, mode, wrong):
+    partitioner, told = OWNERS[wrong]
+    v = de.Variable(dim=1, name=name, devices=["/CPU:0"] * 2, partitioner=partitioner)
+    told = told if mode.name == "eager" else r"The partitioner of .* must give a number from 0 to 1 for each key, got"
+    for call in (v.lookup, lambda keys: v.upsert(keys, tf.ones([2, 1]))):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+            mode(call, np.array([0, 1]))
+
+
+def test_a_partitioner_gives_whole_numbers(name):
+    v = de.Variable(dim=1, name=name, devices=["/CPU:0"] * 2, partitioner=lambda keys, tables: tf.ones([2]) / 2)
+    with pytest.raises(TypeError, match="must give a number from 0 to 1 for each key, got float32"):
+        v.lookup(np.array([0, 1]))
+
+
+def test_a_tape_says_what_has_the_gradient(name, devices):
+    v = de.Variable(dim=2, name=name, devices=devices)
+    with tf.GradientTape() as tape:
+        rows, trained = de.embedding_lookup(v, tf.constant([1], tf.int64), name="l", return_trainable=True)
+    with pytest.raises(TypeError, match=r"is no source of gradients.*get_trainable_by_name"):
+        tape.gradient(rows, v)
+    assert not hasattr(v, "dtype") and trained is v.get_trainable_by_name("l")

@@ -7,6 +7,7 @@ before the next one evicts by them.
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.table import CuckooHashTable
 from tfplugin.ops import raw
 from tfplugin.placement import on_device_of
+
+_log = logging.getLogger("tfplugin")
 
 INIT_CAPACITY = MAX_CAPACITY = 1 << 20
 MAX_HBM_FOR_VALUES = 1 << 30
@@ -77,6 +80,12 @@ class HkvHashTableConfig:
             raise ValueError(f"HkvHashTableConfig: evict_strategy must be an HkvEvictStrategy, got {evict_strategy!r}.")
         if evict_strategy == HkvEvictStrategy.CUSTOMIZED and gen_scores_fn is None:
             raise ValueError("HkvHashTableConfig: evict_strategy CUSTOMIZED goes by gen_scores_fn: give one.")
+        if max_hbm_for_values not in (0, MAX_HBM_FOR_VALUES):
+            _log.warning(
+                "HkvHashTableConfig: max_hbm_for_values=%r is not used: max_capacity=%r alone bounds a table.",
+                max_hbm_for_values,
+                max_capacity,
+            )
         self.init_capacity = int(init_capacity)
         self.max_capacity = int(max_capacity)
         self.max_hbm_for_values = max_hbm_for_values

@@ -65,7 +65,8 @@ class _StatusPolicy(RestrictPolicy):
         """Removes the keys of the lowest status from the variable, its slots and the status.
 
         Args:
-          num_reserved: how many rows to keep; each table keeps its share, rounded down.
+          num_reserved: how many rows to keep: at least as many as there are tables, of which each keeps its share,
+            rounded down; or 0, which removes all.
           kwargs: ``trigger``: nothing is done unless there are more rows than that. Default: `num_reserved`.
 
         Returns:
@@ -73,7 +74,7 @@ class _StatusPolicy(RestrictPolicy):
 
         Raises:
           TypeError: a number that is no int.
-          ValueError: a negative number.
+          ValueError: a negative number; one below the number of tables, whose shares would be 0.
         """
         trigger = kwargs.get("trigger", num_reserved)
         for what, number in (("num_reserved", num_reserved), ("trigger", trigger)):
@@ -81,7 +82,13 @@ class _StatusPolicy(RestrictPolicy):
                 raise TypeError(f"restrict of {self.var!r}: {what} must be an int, got {number!r}.")
         if num_reserved < 0:
             raise ValueError(f"restrict of {self.var!r}: num_reserved must be 0 or more, got {num_reserved}.")
-        kept = num_reserved // self.var.shard_num
+        tables = self.var.shard_num
+        if 0 < num_reserved < tables:
+            raise ValueError(
+                f"restrict of {self.var!r}: num_reserved={num_reserved} is less than its {tables} tables, of which "
+                f"each keeps its share, rounded down: all rows would go. Keep {tables} or more; 0 removes all."
+            )
+        kept = num_reserved // tables
         return tf.cond(
             tf.greater(self.var.size(), trigger), lambda: tf.group(self._restrict_tables(kept)), lambda: tf.no_op()
         )

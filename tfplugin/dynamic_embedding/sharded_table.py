@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from tensorflow.python.trackable import base as trackable
 
 from tfplugin.dynamic_embedding.dtype_error import DtypeError
 from tfplugin.dynamic_embedding.initial_values import initial_values
-from tfplugin.dynamic_embedding.partition import default_partition_fn
+from tfplugin.dynamic_embedding.partition import default_partition_fn, owners_of
 from tfplugin.dynamic_embedding.row_shape import rows_of_values
 from tfplugin.dynamic_embedding.string_keys import KeyNames
 from tfplugin.dynamic_embedding.table import check_dtypes, table_name
@@ -128,6 +129,22 @@ class ShardedTable(trackable.Trackable):
         return {"part": i, "parts": self.shard_num, "parts_beside": beside, "whole": name}
 
     @property
+    def dtype(self) -> Any:
+        """None: a `Variable` has a `value_dtype`. It is the first thing that a `tf.GradientTape` asks of a source."""
+        asks = sys._getframe(1)
+        if (
+            asks.f_code.co_name == "as_dtype"
+            and asks.f_back is not None
+            and asks.f_back.f_code.co_name == "IsTrainable"
+        ):
+            raise TypeError(
+                f"{self!r} is no source of gradients: they go to what trains the rows of a lookup. Give the tape "
+                "what embedding_lookup(..., return_trainable=True) returns, variable.get_trainable_by_name(name of the "
+                "lookup), or the de.shadow_ops.ShadowVariable that was looked up."
+            )
+        raise AttributeError("dtype")
+
+    @property
     def tables(self) -> list[Any]:
         """The tables, one for each device."""
         return self._tables
@@ -179,7 +196,7 @@ class ShardedTable(trackable.Trackable):
           columns: keys.shape + anything, or flat.
         """
         keys = tf.reshape(keys, [-1])
-        owner = tf.reshape(tf.cast(self.partition_fn(keys, self.shard_num), tf.int32), [-1])
+        owner = owners_of(self, keys)
         places = tf.range(tf.size(keys))
         split = [tf.dynamic_partition(column, owner, self.shard_num) for column in (keys, *columns, places)]
         return [list(part) for part in zip(*split, strict=True)]

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfplugin.dynamic_embedding.checkpoint import from_arrays
+from tfplugin.dynamic_embedding.partition import owners_of
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.ops import raw
 from tfplugin.saveable import restore_op
@@ -60,7 +61,7 @@ def restore_slots(variable: ShardedTable, columns: Mapping[str, np.ndarray]) -> 
     if variable._by_modulo:
         owner = raw.kv_table_partition(ids, parts=variable.shard_num).numpy()
     else:
-        owner = np.asarray(variable.partition_fn(ids, variable.shard_num)).reshape(-1)
+        owner = owners_of(variable, ids).numpy()
     with tempfile.TemporaryDirectory(prefix="tfplugin-slots-") as folder:
         for i, part in enumerate(variable.parts):
             own = tf.boolean_mask(ids, owner == i)

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfplugin.keys import how_to_convert
+from tfplugin.same_places import in_same_places
 from tfplugin.string_hash import hashes
 
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -181,20 +182,13 @@ def _checked_weights(weights: Any, ids: Any, reading: Reading) -> Any:
         raise ValueError(
             f"{reading.what}: weights of shape {weights.shape} for ids of shape {ids.shape}; give one for each id."
         )
-    pairs = [(one, other) for one, other in pairs if one is not other]
-    if not pairs:
-        return weights
     where = {tf.RaggedTensor: "row splits", tf.SparseTensor: "indices"}.get(type(ids), "shape")
     told = f"{reading.what}: weights must lie where the ids do: give them the {where} of the ids."
-    if tf.executing_eagerly():
-        if not all(bool(_is_same(one, other)) for one, other in pairs):
-            raise ValueError(told)
-        return weights
-    # XLA leaves assertions out.
-    with tf.xla.experimental.jit_scope(compile_ops=False):
-        same = tf.reduce_all([_is_same(one, other) for one, other in pairs])
-        with tf.control_dependencies([tf.debugging.Assert(same, [told])]):
-            return _with_values(weights, tf.identity(values_of(weights)))
+    try:
+        values = in_same_places(values_of(weights), [one for one, _ in pairs], [other for _, other in pairs], told)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(error.message) from None
+    return _with_values(ids, values)
 
 
 def _layouts(ids: Any, weights: Any) -> list[tuple[tf.Tensor, tf.Tensor]] | None:
@@ -208,11 +202,6 @@ def _layouts(ids: Any, weights: Any) -> list[tuple[tf.Tensor, tf.Tensor]] | None
     # As many in rows of one known size are at the same places.
     known = all(one.shape.rank is not None and one.shape[1:].is_fully_defined() for one in (ids, weights))
     return [] if known else [(tf.shape(ids), tf.shape(weights))]
-
-
-def _is_same(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    equal = tf.raw_ops.Equal(x=tf.cast(one, tf.int64), y=tf.cast(other, tf.int64), incompatible_shape_error=False)
-    return tf.reduce_all(equal)
 
 
 def _splits_of(lengths_of_one: Any, bags: Any) -> tf.Tensor:
@@ -282,7 +271,9 @@ def _pooled_sparse(keys: tf.SparseTensor, weights: Any, padding: tf.Tensor | Non
             rows = tf.reshape(rows, tf.concat([outer_shape, [reading.dim]], 0))
         return tf.ensure_shape(rows, kept.concatenate([reading.dim]))
 
-    return Lookup(reading, in_bags(keys), None if weights is None else in_bags(weights), finish)
+    bags = in_bags(keys)
+    # In the very places of the ids, which are known to be the same.
+    return Lookup(reading, bags, None if weights is None else _with_values(bags, in_bags(weights).values), finish)
 
 
 def output_shape(input_shape: Any, reading: Reading) -> tuple[int | None, ...]:

@@ -85,6 +85,8 @@ class Checkpoint(tf.train.Checkpoint):
           RankError: another rank failed.
         """
         if ranks.size() == 1:
+            if save_path is not None and "://" not in os.fspath(save_path):
+                Bundle(Path(os.fspath(save_path)))
             return super().read(save_path, options)
         doing = f"sok.Checkpoint: restoring '{save_path}'"
         _check_same_checkpoint(save_path, doing)

@@ -49,7 +49,7 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
       dtype: tf.float32 (default), tf.float16, tf.bfloat16 or tf.float64.
       mode: ``"distributed"`` (default) or ``"localized:#"`` with the number of a rank.
       init_capacity: rows of this rank to make room for at once.
-      max_capacity: with ``"hybrid"``: the most rows that this rank keeps; further ones evict others.
+      max_capacity: with ``"hybrid"``, and no other: the most rows that this rank keeps; further ones evict others.
       evict_strategy: with max_capacity: ``"kLru"`` (default), ``"kLfu"``, or ``"kCustomized"`` (by `set_scores`).
       filter_ratio: the share of new keys that `lookup_sparse` admits where it is asked to filter.
       expiry, expire_every, expire_on_save: which rows go, and when, as for `tfplugin.get_kv_variable`; each rank
@@ -113,6 +113,11 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
             raise ValueError(f"{what}: filter_ratio must be 0 to 1, got {self.filter_ratio}.")
         capacity_hint = int(_option(options, "init_capacity", 0, what))
         max_capacity = int(_option(options, "max_capacity", 0, what))
+        if max_capacity and var_type != "hybrid":
+            raise ValueError(
+                f"{what}: max_capacity={max_capacity} bounds a table of var_type='hybrid', and one of "
+                f"'{var_type}' grows as it needs: say var_type='hybrid', or leave max_capacity out."
+            )
         strategy = options.pop("evict_strategy", "kLru")
         if strategy not in EVICTION:
             raise ValueError(f"{what}: evict_strategy must be one of {sorted(EVICTION)}, got {strategy!r}.")

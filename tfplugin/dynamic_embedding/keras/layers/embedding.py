@@ -15,6 +15,7 @@ from tensorflow.python.trackable import base as trackable
 
 from tfplugin.dynamic_embedding import restrict_policies, shadow_ops
 from tfplugin.dynamic_embedding.get_variable import get_variable, unused_name
+from tfplugin.dynamic_embedding.keras.layers.creator_config import creator_config, made_of_config
 from tfplugin.dynamic_embedding.keras.layers.table_rows import TableRows, keys_of, table_rows
 from tfplugin.dynamic_embedding.partition import default_partition_fn
 from tfplugin.embedding_layers.layer_ids import scattered
@@ -228,7 +229,7 @@ class EmbeddingLayer:
         """An argument as it was given: a file of Keras has a function, or an object of the user's, as a dictionary."""
         if what in _SERIALIZED and isinstance(given, dict) and "class_name" in given:
             return cls._keras.utils.deserialize_keras_object(given)
-        return given
+        return made_of_config(given, cls._keras.utils.deserialize_keras_object) if what == "kv_creator" else given
 
     def get_config(self) -> dict[str, Any]:
         """What it takes to make the layer again: plain data, but for functions and objects that were given."""
@@ -249,7 +250,7 @@ class EmbeddingLayer:
             "restrict_policy": policy.__name__ if policy in _POLICIES.values() else policy,
             "init_capacity": self.params.init_size,
             "partitioner": None if self.params.partition_fn is default_partition_fn else self.params.partition_fn,
-            "kv_creator": self.params.kv_creator if self.keep_distribution else None,
+            "kv_creator": creator_config(self.params.kv_creator, self.keep_distribution),
             "max_norm": self.max_norm,
             "keep_distribution": self.keep_distribution,
             "policies": self.params.policies.to_json() or None,

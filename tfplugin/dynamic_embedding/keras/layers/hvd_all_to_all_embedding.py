@@ -46,8 +46,6 @@ class HvdAllToAllLayer:
     def get_config(self) -> dict[str, Any]:
         """What it takes to make the layer again."""
         config = super().get_config()  # type: ignore[misc]
-        if isinstance(config["kv_creator"], RankPartCreator):
-            config["kv_creator"] = config["kv_creator"].of
         mine = {
             "with_secondary_unique": self.with_secondary_unique,
             "mpi_size": self.mpi_size,

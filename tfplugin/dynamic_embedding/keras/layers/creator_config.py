@@ -1,0 +1,39 @@
+"""What makes the tables of a layer, as plain data of its config, and made of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfplugin.dynamic_embedding.creators import CuckooHashTableCreator
+from tfplugin.dynamic_embedding.hkv_table import HkvEvictStrategy, HkvHashTableConfig, HkvHashTableCreator
+from tfplugin.dynamic_embedding.rank_part import RankPartCreator
+
+_KIND = "tables"
+_BOUNDED = HkvHashTableCreator.__name__
+
+
+def creator_config(creator: Any, keep_distribution: bool) -> Any:
+    """What a config has of a creator: bounds always, as they are no matter of where rows lie.
+
+    The default one is None. Of another, that says which servers have the rows, as it is where the layer is to keep it.
+    """
+    creator = creator.of if isinstance(creator, RankPartCreator) else creator
+    if type(creator) is HkvHashTableCreator:
+        of = creator.config
+        return {_KIND: _BOUNDED, **vars(of), "evict_strategy": of.evict_strategy.name}
+    if not keep_distribution or type(creator) is CuckooHashTableCreator:
+        return None
+    return creator
+
+
+def made_of_config(given: Any, deserialize: Any) -> Any:
+    """The creator of what `creator_config` gave, after Keras has written and read it; anything else as it is."""
+    if not isinstance(given, Mapping) or given.get(_KIND) != _BOUNDED:
+        return given
+    told = {what: value for what, value in given.items() if what != _KIND}
+    scores = told.get("gen_scores_fn")
+    if isinstance(scores, Mapping):
+        told["gen_scores_fn"] = deserialize(dict(scores))
+    strategy = HkvEvictStrategy[told.pop("evict_strategy")]
+    return HkvHashTableCreator(HkvHashTableConfig(evict_strategy=strategy, **told))
