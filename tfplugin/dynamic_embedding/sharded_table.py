@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,19 +129,12 @@ class ShardedTable(trackable.Trackable):
 
     @property
     def dtype(self) -> Any:
-        """None: a `Variable` has a `value_dtype`. It is the first thing that a `tf.GradientTape` asks of a source."""
-        asks = sys._getframe(1)
-        if (
-            asks.f_code.co_name == "as_dtype"
-            and asks.f_back is not None
-            and asks.f_back.f_code.co_name == "IsTrainable"
-        ):
-            raise TypeError(
-                f"{self!r} is no source of gradients: they go to what trains the rows of a lookup. Give the tape "
-                "what embedding_lookup(..., return_trainable=True) returns, variable.get_trainable_by_name(name of the "
-                "lookup), or the de.shadow_ops.ShadowVariable that was looked up."
-            )
-        raise AttributeError("dtype")
+        """There is none, but `value_dtype`: it is the first thing that a `tf.GradientTape` asks of a source."""
+        raise AttributeError(
+            f"{self!r} has no dtype but value_dtype, and is no source of gradients: they go to what trains the rows of a "
+            "lookup. Give a tape what embedding_lookup(..., return_trainable=True) returns, "
+            "variable.get_trainable_by_name(name of the lookup), or the de.shadow_ops.ShadowVariable that was looked up."
+        )
 
     @property
     def tables(self) -> list[Any]:
