@@ -369,12 +369,3 @@ def test_a_partitioner_gives_whole_numbers(name):
     v = de.Variable(dim=1, name=name, devices=["/CPU:0"] * 2, partitioner=lambda keys, tables: tf.ones([2]) / 2)
     with pytest.raises(TypeError, match="must give a number from 0 to 1 for each key, got float32"):
         v.lookup(np.array([0, 1]))
-
-
-def test_a_tape_says_what_has_the_gradient(name, devices):
-    v = de.Variable(dim=2, name=name, devices=devices)
-    with tf.GradientTape() as tape:
-        rows, trained = de.embedding_lookup(v, tf.constant([1], tf.int64), name="l", return_trainable=True)
-    with pytest.raises(AttributeError, match=r"is no source of gradients.*get_trainable_by_name"):
-        tape.gradient(rows, v)
-    assert not hasattr(v, "dtype") and trained is v.get_trainable_by_name("l")

@@ -128,15 +128,6 @@ class ShardedTable(trackable.Trackable):
         return {"part": i, "parts": self.shard_num, "parts_beside": beside, "whole": name}
 
     @property
-    def dtype(self) -> Any:
-        """There is none, but `value_dtype`: it is the first thing that a `tf.GradientTape` asks of a source."""
-        raise AttributeError(
-            f"{self!r} has no dtype but value_dtype, and is no source of gradients: they go to what trains the rows of a "
-            "lookup. Give a tape what embedding_lookup(..., return_trainable=True) returns, "
-            "variable.get_trainable_by_name(name of the lookup), or the de.shadow_ops.ShadowVariable that was looked up."
-        )
-
-    @property
     def tables(self) -> list[Any]:
         """The tables, one for each device."""
         return self._tables
