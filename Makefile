@@ -13,6 +13,8 @@ SOURCES := $(shell find kernels kvtools cli horovod_setup server tfplugin -type 
 # Warnings are errors for those who develop here, not for those who install.
 export KVTOOLS_WERROR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Of each test file the first process that reads it keeps what pytest made of it, for all that come later.
+unexport PYTHONDONTWRITEBYTECODE
 
 # One worker more than there are processors, as some tests wait for servers and processes; four at most.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))

@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-IMPORTED = ("pytest", "tensorflow", "tf_keras", "tfplugin.sok", "tfplugin.dynamic_embedding")
+IMPORTED = ("pytest", "hypothesis", "tensorflow", "tf_keras", "tfplugin.sok", "tfplugin.dynamic_embedding")
 
 
 class ForkedProcess:
