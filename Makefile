@@ -5,6 +5,7 @@ VENV := .venv
 # on: tables on GPUs, too (needs nvcc, and some minutes more).
 CUDA ?= off
 BIN := $(VENV)/bin
+TOOLS_STAMP := $(VENV)/.build-tools-installed
 STAMP := $(VENV)/.kvtools-installed
 HOROVOD_STAMP := $(VENV)/.horovod-installed
 CPP_FILES = $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.h' 'benchmarks/*.cc' 'tests/*.cc')
@@ -13,6 +14,8 @@ SOURCES := $(shell find kernels kvtools cli horovod_setup server tfplugin -type 
 # Warnings are errors for those who develop here, not for those who install.
 export KVTOOLS_WERROR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Of each test file the first process that reads it keeps what pytest made of it, for all that come later.
+unexport PYTHONDONTWRITEBYTECODE
 
 # One worker more than there are processors, as some tests wait for servers and processes; four at most.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
@@ -26,8 +29,9 @@ PYTHONS ?=
 TENSORFLOWS ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: help setup setup-horovod wheels matrix demo examples test test-all test-rest test-durations peers spark redis load-generators chromium fuzz sanitize sanitize-address lint types format bench \
-  bench-step bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-spill bench-export bench-saves bench-sok bench-gpu bench-install docs clean
+.PHONY: help setup setup-horovod wheels matrix demo examples test test-engine test-threads test-all test-rest test-other-threads \
+  test-durations peers spark redis load-generators chromium fuzz sanitize sanitize-address lint types format bench bench-step bench-tools \
+  bench-snapshot bench-serve bench-swaps bench-fresh bench-expiry bench-spill bench-export bench-saves bench-sok bench-gpu bench-install docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -36,7 +40,8 @@ help: ## list the targets
 
 setup: $(STAMP) ## make .venv and install everything into it
 
-$(STAMP): $(SOURCES)
+# What compiles: all that C++ tests with a sanitizer need.
+$(TOOLS_STAMP): constraints.txt
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq g++; \
 	  else echo "make: a C++ compiler is needed: install g++ and run again." >&2; exit 1; fi; }
@@ -46,8 +51,11 @@ $(STAMP): $(SOURCES)
 	@$(BIN)/python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq python3-dev; \
 	  else echo "make: Python's headers are needed: install python3-dev (python3-devel) and run again." >&2; exit 1; fi; }
-	@echo "make: fetching packages and building kvtools into $(VENV): some minutes, once"
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
+	@touch $@
+
+$(STAMP): $(SOURCES) | $(TOOLS_STAMP)
+	@echo "make: fetching packages and building kvtools into $(VENV): some minutes, once"
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C build-dir=build/setup -C cmake.define.KVTABLE_WERROR=ON \
 	  -C cmake.define.KVTOOLS_CUDA=$(CUDA) -C cmake.define.KVTOOLS_DEVICE_TABLE=ON -C cmake.define.KVTABLE_BUILD_TESTS=ON \
 	  '.[docs,explore,formats,grpc,ray,remote,report,serve,sql,tensorflow,test]'
@@ -68,25 +76,32 @@ demo: setup ## train, inspect, export and serve a small model, end to end
 examples: setup setup-horovod ## run the examples, in ten minutes; EXAMPLE=name runs one
 	$(BIN)/python examples/run.py $(EXAMPLE)
 
-test: setup setup-horovod redis chromium ## what decides, in ten minutes
-	kernels/tests/run.sh plain build/setup $(BIN)/cmake
-	kernels/tests/run.sh thread build/thread $(BIN)/cmake $(CONCURRENCY_TESTS)
+test: setup setup-horovod redis chromium test-engine test-threads ## what decides, in ten minutes
 	$(PYTEST) -m 'not thorough' --hypothesis-profile=quick --costs=build/costs-test.jsonl
+
+# With `make -j2`, C++ is compiled while packages are fetched and installed.
+test-engine: setup
+	kernels/tests/run.sh plain build/setup $(BIN)/cmake
+
+test-threads: $(TOOLS_STAMP)
+	kernels/tests/run.sh thread build/thread $(BIN)/cmake $(CONCURRENCY_TESTS)
 
 test-all: ## everything that must pass: `make test`, and some half an hour more
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory test-rest
 
 # What test-all adds to test: the whole grids, more examples of each property, sanitizers, other engines, CUDA's compiler.
-test-rest: setup setup-horovod redis chromium peers spark sanitize-address
-	kernels/tests/run.sh thread build/thread $(BIN)/cmake $(OTHER_TESTS)
+test-rest: setup setup-horovod redis chromium sanitize-address peers spark test-other-threads
 	$(PYTEST) -m 'thorough or hypothesis' --hypothesis-profile=thorough --costs=build/costs-rest.jsonl
+
+test-other-threads: $(TOOLS_STAMP)
+	kernels/tests/run.sh thread build/thread $(BIN)/cmake $(OTHER_TESTS)
 
 test-durations: ## write what each file took in the last `make test-all` into docs/testing.md
 	$(BIN)/python tests/suite/durations.py docs/testing.md build/costs-test.jsonl build/costs-rest.jsonl
 
-# Some tests are skipped without it.
-redis:
+# Some tests are skipped without it. What apt-get installs waits for what it installed before.
+redis: | $(TOOLS_STAMP)
 	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get update -qq && apt-get install -y -qq redis-server; } || \
 	  echo "make: without redis-server the tests of tables in Redis are skipped: install it to run them." >&2
@@ -96,7 +111,7 @@ load-generators:
 	  apt-get update -qq && apt-get install -y -qq wrk redis-tools; } || \
 	  echo "make: what wrk and redis-benchmark measure is left out: install wrk and redis-tools for it." >&2
 
-chromium:
+chromium: | redis
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get update -qq && apt-get install -y -qq chromium; } || \
 	  echo "make: without chromium the test of the server's page in a browser is skipped: install it to run it." >&2
@@ -106,7 +121,7 @@ peers: setup ## other engines, each in its environment, to exchange checkpoints 
 	else echo "make: TFRA has no wheels for this Python: tests that exchange checkpoints with it are skipped." >&2; fi
 
 # Some 450 MB to fetch, and half a minute of work.
-spark: setup ## Spark, to read the Parquet folders that kvtools writes
+spark: setup | chromium ## Spark, to read the Parquet folders that kvtools writes
 	@$(BIN)/python -c 'import pyspark' 2>/dev/null || $(BIN)/pip install -q -c constraints.txt pyspark || \
 	  echo "make: without pyspark the tests of Spark reading our Parquet are skipped." >&2
 	@command -v java >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
@@ -119,7 +134,7 @@ fuzz: setup ## change files at random and open them, for FUZZ_SECONDS (600)
 sanitize: sanitize-address ## the C++ tests under ASan, UBSan and TSan
 	kernels/tests/run.sh thread build/thread $(BIN)/cmake
 
-sanitize-address: setup
+sanitize-address: $(TOOLS_STAMP)
 	kernels/tests/run.sh address build/address $(BIN)/cmake
 
 lint: setup types ## style and types

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,9 @@ CLICK_MODELS = {
 }
 
 
-def variants(clip: str) -> tuple[Variant, ...]:
-    """The exports of a click model."""
-    return (
+def variants(clip: str, chosen: Sequence[str] = ("",)) -> tuple[Variant, ...]:
+    """The exports of a click model: those whose names begin with one of `chosen`."""
+    every = (
         Variant("plain, all rows", ("--keep-zeros",), same=True),
         Variant("rows of zeros left out", (), same=True),
         Variant("perfect index", ("--index", "perfect"), same=True),
@@ -74,6 +74,7 @@ def variants(clip: str) -> tuple[Variant, ...]:
         Variant("int4", ("--dtype", "int4")),
         Variant("clipped, int8", ("--clip-l2", clip, "--dtype", "int8")),
     )
+    return tuple(one for one in every if one.name.startswith(tuple(chosen)))
 
 
 def say(text: str) -> None:
@@ -104,7 +105,7 @@ def click_model(kind: str, log: Path, folder: Path, options: argparse.Namespace)
     found: dict[str, dict[str, Any]] = {TRAINED: {"rows": learnt["rows"], "bytes": bytes_of(folder / "trained")}}
     same = {TRAINED}
     expected = in_training
-    for number, variant in enumerate(variants(clip)):
+    for number, variant in enumerate(variants(clip, options.exports)):
         output = folder / f"export-{number}"
         told = export(folder / "trained", output, *variant.options)
         rows = sum(table["rows"] for table in told["tables"])
@@ -241,6 +242,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--steps", type=int, default=500, help=f"of {LOG_BATCH} examples to train (default: 500)")
     parser.add_argument("--models", nargs="+", choices=CLICK_MODELS, default=list(CLICK_MODELS))
+    parser.add_argument("--exports", nargs="+", default=[""], help="of these: names, or how they begin (default: all)")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 100, 1_000], help="examples a request")
     parser.add_argument("--index-rows", type=int, nargs="+", default=[10**5, 10**6, 10**7], help="of the tables")
     parser.add_argument("--dim", type=int, default=16, help="of these (default: 16)")

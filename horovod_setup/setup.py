@@ -43,7 +43,8 @@ version = tf.version
 print("\\n" + json.dumps([version.VERSION, version.GIT_VERSION, version.COMPILER_VERSION,
                           [f for f in flags if not f.startswith(("-I", "-L"))]]))
 """
-_HOROVODRUN = "from horovod.runner.launch import run_commandline; run_commandline()"
+# Without its question whether Horovod has Gloo, for which the launcher imports TensorFlow twice: the exchange tells.
+_HOROVODRUN = "from horovod.runner import launch; launch.gloo_built = lambda **_: True; launch.run_commandline()"
 
 Action = Literal["kept", "checked", "installed", "built"]
 

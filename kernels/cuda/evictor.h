@@ -14,21 +14,12 @@
 #include "device_rows.h"
 #include "evict_kernels.h"
 #include "eviction/eviction_score.h"
+#include "eviction_tuning.h"
 #include "gradient_kernels.h"
 #include "kvtable/device_table.h"
 #include "score_kernels.h"
 
 namespace kvtable {
-
-// How much is drawn and listed. It decides how long an eviction takes, and never which rows go: tests have
-// others.
-struct EvictionTuning {
-  int64_t rows_per_sample = 16;  // until there are most_samples
-  int64_t most_samples = EvictionWords::kMostSamples;
-  uint64_t least_below_bound = 4;  // samples: with fewer, luck would say how many rows there are
-  uint64_t batches_listed = 4;     // a new list has rows for at least so many
-  int64_t most_close = 1 << 16;    // see VictimRows
-};
 
 template <class Device>
 class Evictor {

@@ -17,13 +17,14 @@
 #include "device_index.h"
 #include "eviction/eviction_score.h"
 #include "eviction/rank.h"
+#include "eviction_tuning.h"
 #include "row_ranks.h"
 
 namespace kvtable {
 
 // Where an eviction stands, in device memory.
 struct EvictionWords {
-  static constexpr uint32_t kMostSamples = 2048;
+  static constexpr uint32_t kMostSamples = EvictionTuning::kMostSamples;
 
   // From batch to batch. All bits zero at first.
   uint64_t clock;    // microseconds since 1970, of the last batch

@@ -23,8 +23,9 @@ using Device = ThreadsDevice;
 }  // namespace
 
 std::unique_ptr<DeviceTable> MakeThreadsTable(const DeviceTableOptions& options, ParallelFor* threads,
-                                              size_t memory) {
-  return std::make_unique<DeviceTableImpl<Device>>(Device(threads, memory, options.allocator), options);
+                                              size_t memory, const EvictionTuning& tuning) {
+  return std::make_unique<DeviceTableImpl<Device>>(Device(threads, memory, options.allocator), options,
+                                                   tuning);
 }
 
 std::unique_ptr<DeviceWork> MakeThreadsWork(DeviceAllocator* allocator, ParallelFor* threads) {

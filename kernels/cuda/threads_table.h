@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "eviction_tuning.h"
 #include "kvtable/device_table.h"
 #include "kvtable/device_work.h"
 #include "kvtable/parallel_for.h"
@@ -15,7 +16,7 @@ namespace kvtable {
 
 // The threads outlive the table. Allocations beyond `memory` bytes fail.
 std::unique_ptr<DeviceTable> MakeThreadsTable(const DeviceTableOptions& options, ParallelFor* threads,
-                                              size_t memory = SIZE_MAX);
+                                              size_t memory = SIZE_MAX, const EvictionTuning& tuning = {});
 
 // And work on arrays with the same device.
 std::unique_ptr<DeviceWork> MakeThreadsWork(DeviceAllocator* allocator, ParallelFor* threads);

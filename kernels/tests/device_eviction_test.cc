@@ -23,12 +23,8 @@
 #include "throws.h"
 #include "values/elements.h"
 
-#if defined(KVTABLE_TEST_WARPS)
-#include "../cuda/device_table_impl.h"
-#include "../cuda/warps_device.h"
-#elif !defined(KVTABLE_TEST_CUDA)
-#include "../cuda/device_table_impl.h"
-#include "../cuda/threads_device.h"
+#if !defined(KVTABLE_TEST_CUDA)
+#include "../cuda/threads_table.h"
 #endif
 
 namespace kvtable {
@@ -47,12 +43,6 @@ std::unique_ptr<DeviceTable> MakeTable(const DeviceTableOptions& options, bool /
   return MakeCudaTable(options);
 }
 #else
-#if defined(KVTABLE_TEST_WARPS)
-using TestedDevice = WarpsDevice;
-#else
-using TestedDevice = ThreadsDevice;
-#endif
-
 // `misleading`: samples and lists so small that they say little.
 std::unique_ptr<DeviceTable> MakeTable(const DeviceTableOptions& options, bool misleading,
                                        size_t memory = SIZE_MAX) {
@@ -63,7 +53,7 @@ std::unique_ptr<DeviceTable> MakeTable(const DeviceTableOptions& options, bool m
     tuning.batches_listed = 0;
     tuning.most_close = 2;
   }
-  return std::make_unique<DeviceTableImpl<TestedDevice> >(TestedDevice(&Pool(), memory), options, tuning);
+  return MakeThreadsTable(options, &Pool(), memory, tuning);
 }
 #endif
 

@@ -17,7 +17,9 @@ case $way in
 esac
 mkdir -p "$directory"
 if [ "$way" != plain ] || [ ! -f "$directory/CMakeCache.txt" ]; then
-  "$cmake" -S "$root" -B "$directory" -DKVTABLE_PYTHON=OFF -DKVTOOLS_CUDA=off -DKVTABLE_WERROR=ON -DKVTABLE_BUILD_TESTS=ON \
+  # The Ninja that is installed with that CMake. --fresh: the folder may be of another generator, make.
+  "$cmake" --fresh -G Ninja -DCMAKE_MAKE_PROGRAM="$(cd "$(dirname "$cmake")" && pwd)/ninja" -S "$root" -B "$directory" \
+    -DKVTABLE_PYTHON=OFF -DKVTOOLS_CUDA=off -DKVTABLE_WERROR=ON -DKVTABLE_BUILD_TESTS=ON \
     -DKVTABLE_SANITIZE="$sanitize" -DCMAKE_BUILD_TYPE="$type" >"$directory.log" 2>&1 ||
     { cat "$directory.log"; exit 1; }
 fi

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+#: One that answers to the bit, and one for each option.
+EXPORTS = ("plain", "perfect index", "clipped, int8")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder that a run on little wrote to: all of it but the second click model, which takes a minute."""
+    """The folder that a run on little wrote to: without the second click model and exports that are like others."""
     pytest.importorskip("tfplugin")
     folder = tmp_path_factory.mktemp("export")
     command = [sys.executable, str(ROOT / "benchmarks" / "export_models.py"), "--steps", "3", "--batches", "1", "50"]
-    command += ["--models", "tf1"]
+    command += ["--models", "tf1", "--exports", *EXPORTS]
     command += [
         "--index-rows",
         "3000",
@@ -44,12 +46,13 @@ def result_of(run):
 
 
 @pytest.mark.thorough
-def test_every_export_of_both_models_is_asked(run, module):
+def test_every_export_that_is_asked_for_is_asked(run, module):
     export_models = module("export_models")
     models = result_of(run)["models"]
     assert [model["kind"] for model in models] == ["tf1"]
     for model in models:
-        kinds = export_models.variants(export_models.CLICK_MODELS[model["kind"]][1])
+        kinds = export_models.variants(export_models.CLICK_MODELS[model["kind"]][1], EXPORTS)
+        assert len(kinds) == len(EXPORTS)
         assert model["exports"].keys() == {export_models.TRAINED, *(one.name for one in kinds)}
         for one in model["exports"].values():
             assert one["bytes"] > 0 and one["load_seconds"] > 0 and one["requests 1"] > 0 and one["requests 50"] > 0

@@ -12,6 +12,7 @@ the fork, and there is one thread then.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib.util
 import json
 import os
@@ -27,7 +28,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-IMPORTED = ("pytest", "tensorflow", "tf_keras", "tfplugin.sok", "tfplugin.dynamic_embedding")
+IMPORTED = ("pytest", "hypothesis", "tensorflow", "tf_keras", "tfplugin.sok", "tfplugin.dynamic_embedding")
 
 
 class ForkedProcess:
@@ -123,6 +124,7 @@ def serve() -> None:
         importlib.import_module("horovod.tensorflow")
     if threading.active_count() > 1:
         raise RuntimeError(f"threads run before the fork: {threading.enumerate()}")
+    gc.freeze()  # no fork looks at what was imported, to find that it is no garbage
     running: dict[int, Path] = {}
     pending = b""
     while True:

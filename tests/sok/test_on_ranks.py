@@ -24,7 +24,7 @@ from ranks import RanksReport, run_on_ranks
 
 FILES = sorted(path.stem for path in (Path(__file__).parent / "collective").glob("check_*.py"))
 #: Files whose tests are the same for two ranks and for more.
-OF_SEVERAL_RANKS = {"check_de_keras", "check_pages"}
+OF_SEVERAL_RANKS = {"check_agreed_step", "check_de_keras", "check_pages"}
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,8 @@ def gpu() -> Path:
 def run(files: list[str], gpu: Path, *options: str) -> None:
     """Run test files in a process in which tables are on that GPU."""
     environment = {**os.environ, "KVTOOLS_CPU_AS_GPU": str(gpu), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tables_on_gpu", "-o", f"pythonpath={' '.join(PATHS)}"]
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    plugins = ["-p", "no:cacheprovider", "-p", "tables_on_gpu", "-o", f"pythonpath={' '.join(PATHS)}"]
     command = [sys.executable, "-P", "-m", "pytest", "-q", *plugins, *options, *(str(HERE / file) for file in files)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
