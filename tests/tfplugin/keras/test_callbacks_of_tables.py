@@ -216,7 +216,7 @@ def test_summary_says_what_lies_in_a_file(tmp_path):
     layer = tfplugin.keras.Embedding(16, combiner="sum", name="item", max_memory=100_000, spill=str(tmp_path))
     model = tf.keras.Sequential([tf.keras.Input((1,), dtype="int64"), layer])
     assert "in a file" not in _shown(model)
-    layer(np.arange(20_000)[:, None], training=True)
+    layer(np.arange(40_000)[:, None], training=True)
     counts = tfplugin.summary(layer.table)
     assert counts.file_rows > 10_000
     size = f"{counts.bytes / 2**20:,.2f} MB in memory, {counts.row_bytes / 1024:,.2f} KB of it rows"
