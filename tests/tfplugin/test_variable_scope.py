@@ -25,6 +25,17 @@ def test_names_carry_scopes_and_parts(session):
     assert _names() == ["a/b/v:0", "a/b/p/part_0:0", "a/b/p/part_1:0"]
 
 
+def test_a_name_of_a_dense_variable_is_taken(session):
+    """It would be saved under another name, by which was made first."""
+    with v1.variable_scope("a"):
+        v1.get_variable("v", [2])
+        v1.get_variable("p", [4, 2], partitioner=v1.fixed_size_partitioner(2))
+        for name in ("v", "p"):
+            with pytest.raises(ValueError, match=f"a/{name}: there is a dense variable of that name already"):
+                get(name, 4)
+        assert get("other", 4).name == "a/other:0"
+
+
 def test_reuse(session):
     with v1.variable_scope("s") as scope:
         first = get("v", 4)
