@@ -235,9 +235,11 @@ def test_tables_of_an_imported_graph_say_what_cannot_be_made_for_them(session, p
                 one.save(other, str(tmp_path / "c"))
             with pytest.raises(tf.errors.InvalidArgumentError, match=told):
                 other.run(one.saver_def.restore_op_name, {one.saver_def.filename_tensor_name: str(tmp_path / "c")})
-        for method in ("size", "export", "sparse_read"):
+        for method in ("size", "export"):
             with pytest.raises(AttributeError, match=f"'{method}' is of tables .*{told}"):
                 getattr(v1.global_variables()[0], method)
+        with pytest.raises(TypeError, match=told):
+            tf.nn.embedding_lookup(v1.global_variables()[0], tf.constant([5], tf.int64))
         with pytest.raises(TypeError, match=told):
             of_scope = f"{scope}/" if scope else ""
             v1.train.GradientDescentOptimizer(0.1).minimize(graph.get_tensor_by_name(f"{of_scope}loss:0"))
