@@ -39,7 +39,8 @@ class VariableOfTable(ResourceVariable):
             raise AttributeError(f"'{name}' is of tables that tf.get_kv_variable made. {_refusal([self.op.name])}")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-    def sparse_read(self, *_: Any, **__: Any) -> Any:  # by which rows are looked up
+    def sparse_read(self, *_: Any, **__: Any) -> Any:
+        """Refuses a new lookup."""
         raise TypeError(_refusal([self.op.name]))
 
     def _ref(self) -> Any:  # what an optimizer asks for
