@@ -320,7 +320,8 @@ def _session_of(folder: Path) -> tuple[Any, Callable[[str], Answer]]:
     try:
         said.setLevel("ERROR")  # that this loader is TensorFlow 1's is as it should be
         with graph.as_default():
-            tf.compat.v1.saved_model.load(session, list(meta.tags), str(folder))
+            # Without the machines of a cluster that trained it.
+            tf.compat.v1.saved_model.load(session, list(meta.tags), str(folder), clear_devices=True)
     except (tf.errors.OpError, ValueError, OSError, KeyError) as error:
         raise BadInputError(f"checking '{folder}': TensorFlow cannot load it: {one_line(str(error))[:300]}") from error
     finally:

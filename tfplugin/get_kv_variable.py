@@ -38,6 +38,14 @@ def _store() -> dict[str, Any]:
     return getattr(graph, _GRAPH_ATTRIBUTE)
 
 
+def _is_dense(name: str) -> bool:
+    """Whether `get_variable` has made a variable of that name in this graph, whole or in parts."""
+    if context.executing_eagerly():
+        return False
+    dense = variable_scope._get_default_variable_store()
+    return name in dense._vars or name in dense._partitioned_vars
+
+
 def tables_of_graph() -> dict[str, Any]:
     """The variables of the default graph, by name; none in eager mode."""
     return dict(_store())
@@ -79,14 +87,19 @@ def _row_width(dim: Any, initializer: Any, name: str) -> int | None:
         width_given = None if isinstance(dim, bool) else int(dim)
     except (TypeError, ValueError):
         width_given = None
-    if width_given is None or width_given < 1:
-        raise ValueError(f"get_kv_variable('{name}'): embedding_dim must be 1 or more, got {asked!r}.")
+    if width_given is None or width_given < 1 or width_given != dim:
+        raise ValueError(f"get_kv_variable('{name}'): embedding_dim must be 1 or more, a whole number; got {asked!r}.")
     return width_given
 
 
 def _part_count(partitioner: Callable[..., Any] | None, name: str, rows: int, dim: int, dtype: tf.DType) -> int | None:
     if partitioner is None:
         return None
+    if not callable(partitioner):
+        raise TypeError(
+            f"get_kv_variable('{name}'): partitioner must be one of TensorFlow, such as "
+            f"tf.compat.v1.fixed_size_partitioner(2), got {partitioner!r}."
+        )
     counts = partitioner(shape=tf.TensorShape([rows, dim]), dtype=dtype)
     if not isinstance(counts, Sequence) or len(counts) != 2 or counts[0] < 1:
         raise ValueError(f"get_kv_variable('{name}'): the partitioner gave {counts!r}, expected [parts, 1].")
@@ -166,7 +179,7 @@ def get_kv_variable(
         `ExpireBelowNorm`, `ExpireBelowFrequency` and `KeepTop`. An age is a hard bound: no lookup gives a row past it,
         and a key that comes back gets a new row. `KvVariable.evict` evicts on demand.
       expire_every: in about how many updates the policies come round once, beside training, a few rows with each
-        update; less often where that would take more than a twentieth of the time. 0: rows past their age stay in
+        update; less often where that would take more than a fiftieth of the time. 0: rows past their age stay in
         memory until they are written, saved or evicted on demand.
       expire_on_save: whether the rows of all policies go before each save. Rows past their age are never saved.
 
@@ -235,6 +248,11 @@ def get_kv_variable(
             raise ValueError(
                 f"Key-value variable {full_name} does not exist, or was not created with get_kv_variable. Did you mean "
                 "to set reuse=tf.compat.v1.AUTO_REUSE in its variable_scope?"
+            )
+        if _is_dense(full_name):
+            raise ValueError(
+                f"Key-value variable {full_name}: there is a dense variable of that name already, of "
+                "tf.compat.v1.get_variable. Give one of them another name."
             )
         if embedding_dim is None:
             raise ValueError(f"get_kv_variable('{full_name}'): embedding_dim is needed to make a new variable.")

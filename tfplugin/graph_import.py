@@ -34,6 +34,15 @@ class VariableOfTable(ResourceVariable):
         """Scalar bool: whether the table has been initialized or restored."""
         return raw.kv_table_is_initialized(self.handle, name=name)
 
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(KvVariable, name):
+            raise AttributeError(f"'{name}' is of tables that tf.get_kv_variable made. {_refusal([self.op.name])}")
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def sparse_read(self, *_: Any, **__: Any) -> Any:
+        """Refuses a new lookup."""
+        raise TypeError(_refusal([self.op.name]))
+
     def _ref(self) -> Any:  # what an optimizer asks for
         raise TypeError(_refusal([self.op.name]))
 

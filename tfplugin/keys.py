@@ -71,5 +71,10 @@ def how_to_convert(dtype: tf.DType, key_dtype: tf.DType) -> str:
         )
     if key_dtype == tf.string:
         return "convert them with tf.strings.as_string(ids)."
+    if key_dtype == tf.int32 and dtype in (tf.int64, tf.uint32, tf.uint64):
+        return (
+            "cast them with tf.cast(ids, tf.int32) if none is 2^31 or more in size, for a cast gives such ids the rows "
+            "of others; or make the table with key_dtype=tf.int64."
+        )
     hashed = " after hashing (tf.strings.to_hash_bucket_fast)" if dtype == tf.string else ""
     return f"cast them with tf.cast(ids, tf.{name}){hashed}."

@@ -46,6 +46,7 @@ from kvtools.stock_model.table import Handle, StockTable
 from kvtools.stock_model.table_nodes import initialize_nodes, resource_nodes, restore_nodes
 
 _INFO, _GRAPH, _SAVER, _COLLECTION, _SIGNATURE, _ASSET, _OBJECTS = 1, 2, 3, 4, 5, 6, 7
+_DEVICE, _MACHINE = 4, ("job:", "replica:", "task:")
 _MAIN_OP = "saved_model_main_op"
 _INIT_SIGNATURE = "__saved_model_init_op"
 _INIT_COLLECTIONS = (_MAIN_OP, "legacy_init_op")
@@ -219,6 +220,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     graph.library_rest = []  # gradients, of functions that are not trained
     for _, node in graph.all_nodes():
         node.attributes = for_older(node)
+        node.rest = _on_any_machine(node.rest)
     meta.collections = _collections(meta.collections, {node.name for node in nodes})
     meta.fields = [(_INFO, 2, _info(last(meta.fields, _INFO), is_stock)), *without(meta.fields, _INFO)]
     return Changed(meta.encode(), objects.tracked, objects.left_out, frozenset(rewriter.not_zeros))
@@ -245,6 +247,14 @@ def served_nodes(meta: MetaGraph) -> list[Node]:
     library = meta.graph.library
     called = functions_needed(library, functions_called(nodes, library))
     return [*nodes, *(node for name in called for node in library[name].nodes)]
+
+
+def _on_any_machine(rest: list[Field]) -> list[Field]:
+    """A node's fields without the job and task that it trained on, which no server has; its device there stays."""
+    places = text(last(rest, _DEVICE)).split("/")
+    left = "/".join(place for place in places if not place.startswith(_MACHINE))
+    new: list[Field] = [(_DEVICE, 2, blob(left))] if left else []
+    return without(rest, _DEVICE) + new
 
 
 def _left(nodes: list[Node], kept: Iterable[str]) -> tuple[list[Node], set[str]]:

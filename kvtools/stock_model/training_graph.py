@@ -398,6 +398,19 @@ class _Training:
         listed = texts(split(last(split(self._meta.collections.get(collection, b"")), 1)), 1)
         return [node_of(name) for name in listed]
 
+    def _given(self, node: Node, serving: set[str]) -> list[str]:
+        """The tensors that a node gives; of a variant, such as a sparse tensor, those that are read from it."""
+        found: list[str] = []
+        for at, dtype in enumerate(self._outputs(node) or [0]):
+            if dtype != number_named("variant"):
+                found.append(f"{node.name}:{at}")
+                continue
+            variant = f"{node.name}:{at}" if at else node.name
+            for reader in self._nodes.values():
+                if reader.name in serving and variant in reader.data_inputs():
+                    found += [f"{reader.name}:{out}" for out in range(len(self._outputs(reader) or [0]))]
+        return found
+
     def _check_servable(self, serving: set[str], inputs: set[str]) -> None:
         library = self._meta.graph.library
         called = functions_needed(
@@ -411,11 +424,9 @@ class _Training:
                     f" give it a value with --feed {name}=VALUE"
                 )
             if node.op.startswith(_READS_TRAINING_DATA):
-                outputs = self._outputs(node)
-                tensors = [f"{name}:{at}" for at in range(1 if outputs is None else len(outputs))]
                 raise NotServable(
                     f"an output depends on operation '{node.op}' (node '{name}'), which reads what is trained with:"
-                    f" name what it gives as inputs, of {_listed(tensors)}"
+                    f" name what it gives as inputs, of {_listed(self._given(node, serving))}"
                 )
         for function, nodes in [
             ("", [self._nodes[name] for name in sorted(serving)]),

@@ -41,7 +41,7 @@ def test_strings_are_told_to_hash(table):
 
 def test_wide_ids_into_narrow_keys(make):
     table = make(name="emb", key_dtype=tf.int32)
-    with pytest.raises(TypeError, match=r"'emb' has int32 keys, got ids of int64: cast them with tf.cast"):
+    with pytest.raises(TypeError, match=r"'emb' has int32 keys, got ids of int64: cast .* rows of others; .*=tf.int64"):
         tf.nn.embedding_lookup(table, tf.constant([1], tf.int64))
     with pytest.raises(TypeError, match="'emb' has int32 keys"):
         tf.nn.embedding_lookup(table, [2**40])
@@ -97,6 +97,8 @@ def test_bad_variables():
     get = tfplugin.get_kv_variable
     for kwargs, error, message in (
         ({"embedding_dim": 0}, ValueError, "embedding_dim must be 1 or more"),
+        ({"embedding_dim": 2.5}, ValueError, "embedding_dim must be 1 or more, a whole number; got 2.5"),
+        ({"embedding_dim": 4, "partitioner": 3}, TypeError, "partitioner must be one of TensorFlow.*got 3"),
         ({"embedding_dim": True}, ValueError, "embedding_dim must be 1 or more"),
         ({}, ValueError, "embedding_dim is needed"),
         ({"embedding_dim": 4, "key_dtype": tf.float32}, TypeError, "key_dtype must be one of"),

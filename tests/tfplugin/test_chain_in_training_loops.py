@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -56,6 +59,24 @@ def test_a_saver_saves_and_restores_a_chain_in_sessions(tmp_path):
     assert {name: rows for name, (rows, _) in tables_in(again).items()} == wanted
     for name in ("w", "w/Adam", "global_step", "beta1_power"):
         np.testing.assert_array_equal(tf.train.load_variable(again, name), tf.train.load_variable(reference, name))
+
+
+def test_the_first_step_does_not_hold_up_the_full_that_it_waits_for(tmp_path, monkeypatch):
+    """It makes slots, each table's on a thread of the session, which wait until the rows are written."""
+    one_thread = v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+    with tf.Graph().as_default(), v1.Session(config=one_thread) as session:
+        _, _, train = build(2)
+        manager = tfplugin.CheckpointManager(v1.train.Saver(), tmp_path / "chain", delta_every=0.0)
+        stepping, write = threading.Event(), manager._write
+        monkeypatch.setattr(manager, "_write", lambda *given: (stepping.wait(60), time.sleep(0.5), write(*given))[-1])
+        session.run(v1.global_variables_initializer())
+        manager.save_if_due()
+        begun = time.monotonic()
+        stepping.set()
+        session.run(train)
+        assert time.monotonic() - begun < 30  # after 60 seconds a step would give the full up
+        manager.sync()
+    assert names(tmp_path / "chain") == ["ckpt-1"]
 
 
 def test_a_plain_saver_refuses_an_increment(tmp_path):

@@ -472,6 +472,25 @@ def test_what_is_no_input_is_named(prefix: Path) -> None:
     )
 
 
+def test_sparse_training_data_is_named_by_its_tensors(tmp_path: Path) -> None:
+    """The iterator gives it as a variant, which no request holds."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+        data = tf.data.Dataset.from_tensors({"dense": [1.0], "sparse": tf.sparse.from_dense([[1, 2]])})
+        batch = v1.data.make_one_shot_iterator(data).get_next(name="batch")
+        ids = tf.cast(batch["sparse"], tf.int64)
+        with tfplugin.inference_mode():
+            tf.add(tf.nn.embedding_lookup_sparse(table, ids, None), batch["dense"], name="y")
+        session.run(v1.global_variables_initializer())
+        path = Path(v1.train.Saver().save(session, str(tmp_path / "model")))
+    told = refusal(path, inputs={"x": "batch:0"}, outputs={"y": "y"})
+    sparse = ["DeserializeSparse:0", "DeserializeSparse:1", "DeserializeSparse:2"]
+    assert told.endswith("name what it gives as inputs, of 'batch:0', " + ", ".join(f"'{one}'" for one in sparse))
+    inputs = {"x": "batch:0", "ids": sparse[0], "ids_1": sparse[1], "ids_2": sparse[2]}
+    checkpoint = open_checkpoint(str(path))
+    export_model(checkpoint, tmp_path / "1", graph=trained_graph(checkpoint, Wanted(inputs=inputs, outputs={"y": "y"})))
+
+
 def test_a_graph_that_inserts_while_it_serves_is_refused(prefix: Path) -> None:
     told = refusal(prefix, inputs=INPUTS, outputs={"logits": "train/add_2"}, values={"rate": "0.5"})
     assert "it inserts missing keys into table 'scope/" in told

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from tensorflow.core.protobuf import saved_model_pb2
 
 import tfplugin
 from kvtools.clip import Clip, Criteria
@@ -241,9 +242,9 @@ def test_a_subclassed_model_is_told_what_its_inputs_are(tmp_path: Path) -> None:
 class Trainer:
     """A graph of TensorFlow 1 that trains, and what is served of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str | None = None) -> None:
         self.graph = tf.Graph()
-        with self.graph.as_default():
+        with self.graph.as_default(), v1.device(device):
             self.ids = v1.placeholder(tf.int64, [None], "ids")
             table = tfplugin.get_kv_variable("emb", embedding_dim=2, partitioner=v1.fixed_size_partitioner(2))
             weights = v1.get_variable("w", [2, 1], initializer=v1.ones_initializer())
@@ -294,6 +295,23 @@ def test_a_monitored_session_exports_again_and_again(tmp_path: Path) -> None:
         expected = session.run(trainer.served, {trainer.ids: [3]})
     assert answers(tmp_path / "2", ids=[3])["y"].tobytes() == expected.tobytes()
     assert np.any(answers(tmp_path / "0", ids=[3])["y"] != expected)
+
+
+def test_a_graph_of_a_cluster_is_served_on_any_machine(tmp_path: Path) -> None:
+    """Its nodes are on jobs and tasks that no server has."""
+    server = tf.distribute.Server({"ps": ["localhost:0"]})
+    trainer = Trainer("/job:ps/task:0")
+    with trainer.graph.as_default(), v1.device("/job:ps/task:0/device:CPU:0"):
+        more = tf.identity(trainer.served, "more")
+    with trainer.graph.as_default(), v1.Session(server.target) as session:
+        session.run(v1.global_variables_initializer())
+        trainer.train(session)
+        tfplugin.export_saved_model(session, tmp_path / "1", inputs={"ids": trainer.ids}, outputs={"y": more}, check=2)
+        expected = session.run(more, {trainer.ids: [3, 99]})
+    assert answers(tmp_path / "1", ids=[3, 99])["y"].tobytes() == expected.tobytes()
+    model = saved_model_pb2.SavedModel.FromString((tmp_path / "1" / "saved_model.pb").read_bytes())
+    devices = {node.name: node.device for node in model.meta_graphs[0].graph_def.node}
+    assert devices["more"] == "/device:CPU:0" and not any("job" in device for device in devices.values())
 
 
 def test_a_graph_that_only_trains_is_served_read_only_and_fed(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_width_of_rows(make):
     assert tfplugin.get_kv_variable("a", initializer=tf.ones([7, 3])).dim == 3
     assert tfplugin.get_kv_variable("a", initializer=tf.ones([7, 3]).numpy()).dim == 3
     for wrong in ([8, 8], [], [0], "8x"):
-        with pytest.raises(ValueError, match="embedding_dim must be 1 or more, got"):
+        with pytest.raises(ValueError, match="embedding_dim must be 1 or more, a whole number; got"):
             tfplugin.get_kv_variable("a", embedding_dim=wrong)
     for unknown in (tf.constant(1.0), 1.0, None):
         with pytest.raises(ValueError, match="embedding_dim is needed"):

@@ -25,6 +25,17 @@ def test_names_carry_scopes_and_parts(session):
     assert _names() == ["a/b/v:0", "a/b/p/part_0:0", "a/b/p/part_1:0"]
 
 
+def test_a_name_of_a_dense_variable_is_taken(session):
+    """It would be saved under another name, by which was made first."""
+    with v1.variable_scope("a"):
+        v1.get_variable("v", [2])
+        v1.get_variable("p", [4, 2], partitioner=v1.fixed_size_partitioner(2))
+        for name in ("v", "p"):
+            with pytest.raises(ValueError, match=f"a/{name}: there is a dense variable of that name already"):
+                get(name, 4)
+        assert get("other", 4).name == "a/other:0"
+
+
 def test_reuse(session):
     with v1.variable_scope("s") as scope:
         first = get("v", 4)
@@ -224,6 +235,11 @@ def test_tables_of_an_imported_graph_say_what_cannot_be_made_for_them(session, p
                 one.save(other, str(tmp_path / "c"))
             with pytest.raises(tf.errors.InvalidArgumentError, match=told):
                 other.run(one.saver_def.restore_op_name, {one.saver_def.filename_tensor_name: str(tmp_path / "c")})
+        for method in ("size", "export"):
+            with pytest.raises(AttributeError, match=f"'{method}' is of tables .*{told}"):
+                getattr(v1.global_variables()[0], method)
+        with pytest.raises(TypeError, match=told):
+            tf.nn.embedding_lookup(v1.global_variables()[0], tf.constant([5], tf.int64))
         with pytest.raises(TypeError, match=told):
             of_scope = f"{scope}/" if scope else ""
             v1.train.GradientDescentOptimizer(0.1).minimize(graph.get_tensor_by_name(f"{of_scope}loss:0"))

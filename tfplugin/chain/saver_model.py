@@ -134,7 +134,7 @@ class SaverModel:
     def give_up(self, session: Any, cuts: Mapping[str, int]) -> None:
         """Drops what is not going to be written."""
         for prefix, number in cuts.items():
-            session.run(self._drop[prefix], {self._number: number})
+            _run_here(session, self._drop[prefix], {self._number: number})
 
     def writer(self, session: Any) -> Callable[[Moment, str, Callable[[dict[str, TableCounts]], str]], None]:
         """What writes a moment, from whatever thread: given it, a prefix, and what makes the record of the counts."""
@@ -150,19 +150,19 @@ class SaverModel:
             for number, (group, cuts, save) in enumerate(zip(self._groups, self._cuts, self._saves, strict=True)):
                 shards.append(f"{prefix}-tables-{number}")
                 feed = {self._prefix: shards[-1], cuts: [left.pop(x) for x in group]}
-                counts |= counted(group, session.run(save, feed))
+                counts |= counted(group, _run_here(session, save, feed))
         finally:
             self.give_up(session, left)
         shards.append(f"{prefix}-dense")
         feed = {given: value for given, (_, _, value) in zip(self._given, moment.dense, strict=True)}
-        session.run(self._save_dense, {self._prefix: shards[-1], self._record: record(counts), **feed})
-        session.run(self._merge, {self._shards: shards, self._prefix: prefix})
+        _run_here(session, self._save_dense, {self._prefix: shards[-1], self._record: record(counts), **feed})
+        _run_here(session, self._merge, {self._shards: shards, self._prefix: prefix})
 
     def forget(self, session: Any, marks: Mapping[str, Mark]) -> None:
         """Tables need not know any longer what changed before these marks."""
         known = {prefix: mark for prefix, mark in marks.items() if mark != ALL}
         if known:
-            session.run([self._forget[prefix] for prefix in known], self._feed(known))
+            _run_here(session, [self._forget[prefix] for prefix in known], self._feed(known))
 
     def restore(self, session: Any, members: Sequence[str]) -> None:
         """Restores the last of the members."""
@@ -201,3 +201,8 @@ def _saveables(saver: Any) -> list[Any]:
     given = saver._var_list
     named = given if isinstance(given, dict) else saveable_object_util.op_list_to_dict(given)
     return list(saveable_object_util.validate_and_slice_inputs(named))
+
+
+def _run_here(session: Any, fetches: Any, feed: Mapping[Any, Any]) -> Any:
+    """Runs ops on the calling thread: steps that wait for a cut to be written may have all threads of the session."""
+    return session.run(fetches, feed, options=v1.RunOptions(inter_op_thread_pool=-1))

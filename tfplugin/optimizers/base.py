@@ -231,7 +231,7 @@ class FusedOptimizer(v1_optimizer.Optimizer):
         _ = self.iterations
         for v in var_list:
             for name, start in self._slots_of(v):
-                initializer = tf.compat.v1.constant_initializer(start, dtype=v.dtype.base_dtype)
+                initializer = tf.compat.v1.constant_initializer(start)
                 self._get_or_make_slot_with_initializer(v, initializer, v.shape, v.dtype.base_dtype, name, self._name)
 
     def _apply_to_variable(self, gradient: tf.Tensor, variable: Any, indices: tf.Tensor | None) -> Any:
