@@ -155,7 +155,10 @@ class PartReader {
     if (found != dtype && column == "-values") {
       return errors::InvalidArgument("Checkpoint '", where_, "': tensor '", name, "' is ",
                                      tf::DataTypeString(found), ", key-value variable '", config_.name,
-                                     "' wants ", tf::DataTypeString(dtype), ".");
+                                     "' has ", tf::DataTypeString(dtype),
+                                     " rows: build it with value_dtype=", tf::DataTypeString(found),
+                                     ", write the checkpoint anew by `kvtools cast`, or take the "
+                                     "rows over by tfplugin.warm_start(cast=True).");
     }
     if (found != dtype) {
       return Bad(column, "is ", tf::DataTypeString(found), ", expected ", tf::DataTypeString(dtype));

@@ -268,3 +268,15 @@ def test_parts_alone_are_not_saved_and_say_so(tmp_path):
     other = tf.get_kv_variable("item", 4, partitioner=fixed(2))
     tf.train.Checkpoint(parts=list(other), table=other).restore(path).assert_existing_objects_matched()
     assert (other.sparse_read(range(5)) == 1).numpy().all()
+
+
+def test_rows_of_another_type_say_how_they_can_be_had(tmp_path):
+    saved = tfplugin.get_kv_variable("narrow", 2, value_dtype=tf.float16)
+    saved.upsert([1, 2], [[1, 2], [3, 4]])
+    path = tf.train.Checkpoint(table=saved).save(str(tmp_path / "ckpt"))
+    table = tfplugin.get_kv_variable("wide", 2)
+    told = r"is half, key-value variable 'wide' has float rows: build it with value_dtype=half, .*kvtools cast.*cast=True"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+        tf.train.Checkpoint(table=table).restore(path)
+    assert tfplugin.warm_start(path, table, {"wide": "narrow"}, cast=True) == {"wide": 2}
+    np.testing.assert_array_equal(table.sparse_read([1, 2], training=False), [[1, 2], [3, 4]])
