@@ -10,9 +10,9 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_io_ops
 from tensorflow.python.training.saving import saveable_object
 
-from kvtools.chain import RECORD_TENSOR, TableCounts
+from kvtools.chain import RECORD_TENSOR, Member, Record, TableCounts
 from tfplugin import checkpoint as checkpoints
-from tfplugin.chain.tables import ALL, Mark, Moment, by_device, checked, counted, cut, save_cuts
+from tfplugin.chain.tables import ALL, Mark, Moment, by_device, checked, counted, cut, save_cuts, why_not_followed
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
@@ -116,6 +116,12 @@ class CheckpointModel:
         del session
         # What has no object yet, as slots before the first step, is nothing to warn of where the process ends.
         self._restored = self._checkpoint.restore(members[-1]).expect_partial()
+
+    def why_not_followed(self, session: Any, member: Member, record: Record) -> str:
+        """Why no increment can follow the member that was just restored; '' where one can."""
+        del session
+        went = {x: int(table.expired_rows()) + int(table.evicted_rows()) for x, table in self._tables.items()}
+        return why_not_followed(member, record, self._tables, went)
 
     def awaits_more(self) -> bool:
         """Whether objects that are not there yet are to be restored from the members, when they are made."""
