@@ -262,6 +262,38 @@ def test_rows_that_expire_while_nothing_runs_go_from_the_chain(tmp_path):
     assert manager.save() == str(tmp_path / "chain/ckpt-4") and keys() == [5]
 
 
+def test_a_full_is_written_where_more_rows_expire_at_a_save_than_a_table_remembers(tmp_path, caplog):
+    aging = tf.get_kv_variable("aging", 2, expiry=ExpireAfterSteps(1))
+    kept = tf.get_kv_variable("kept", 2)
+    checkpoint = tf.train.Checkpoint(aging=aging, kept=kept)
+    manager = tfplugin.CheckpointManager(checkpoint, tmp_path / "chain", delta_every=0.0, max_removed=4)
+    aging.upsert(list(range(9)), tf.ones([9, 2]))
+    kept.upsert([1], tf.ones([1, 2]))
+    manager.save()
+    aging.set_step(7)
+    kept.upsert([2], tf.ones([1, 2]))
+    assert manager.save() == str(tmp_path / "chain/ckpt-2") and "more than 4 rows were removed" in caplog.text
+    chain = kvtools.open(tmp_path / "chain")
+    assert {name: len(chain[name]) for name in chain} == {"aging": 0, "kept": 2}
+    kept.upsert([3], tf.ones([1, 2]))
+    assert manager.save() == str(tmp_path / "chain/ckpt-3.delta")
+
+
+def test_a_full_is_written_of_a_session_where_more_rows_expire_than_a_table_remembers(tmp_path):
+    with tf.Graph().as_default(), v1.Session() as session:
+        tables = [tf.get_kv_variable("aging", 2, expiry=ExpireAfterSteps(1)), tf.get_kv_variable("kept", 2)]
+        fill = [table.upsert(tf.range(9, dtype=tf.int64), tf.ones([9, 2])) for table in tables]
+        age = tables[0].set_step(7)
+        manager = tfplugin.CheckpointManager(v1.train.Saver(), tmp_path / "chain", delta_every=0.0, max_removed=4)
+        session.run(v1.global_variables_initializer())
+        session.run(fill)
+        manager.save(session=session)
+        session.run(age)
+        assert manager.save(session=session) == str(tmp_path / "chain/ckpt-2")
+    chain = kvtools.open(tmp_path / "chain")
+    assert {name: len(chain[name]) for name in chain} == {"aging": 0, "kept": 9}
+
+
 def test_rows_that_a_session_leaves_out_are_not_left_in_the_chain(tmp_path):
     for life, options in enumerate(({}, {"max_capacity": 2})):
         with tf.Graph().as_default(), v1.Session() as session:

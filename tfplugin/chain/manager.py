@@ -424,12 +424,20 @@ class CheckpointManager:
         self._last_save = now
         if self._restored and not self._model.awaits_more():
             self._restored = []
-        if line is None or why:
+        moment = None
+        if line is not None and not why:
+            try:
+                moment = self._model.moment(session, line.marks, step)
+            except tf.errors.FailedPreconditionError:
+                # Rows that have expired go just then: they may be more than a table remembers.
+                why = self._model.why_no_increment(session, line.marks)
+                if not why:
+                    raise
+        if line is None or moment is None:
             if line is not None and self._delta_every is not None:
                 _log.warning("CheckpointManager: '%s-%d' is written whole: %s", self._name, number, why)
             self._last_full = now
             return [self._start_break(session, number, step)]
-        moment = self._model.moment(session, line.marks, step)
         due = self._full_every is not None and now - self._last_full >= self._full_every
         due = due and (self._writing_full is None or self._writing_full.done())
         try:

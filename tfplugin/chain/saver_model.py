@@ -122,7 +122,18 @@ class SaverModel:
     def moment(self, session: Any, since: Mapping[str, Mark] | None, step: int | None) -> Moment:
         """All that there is now; since marks, the rows that changed."""
         marks = dict.fromkeys(self._tables, ALL) if since is None else since
-        cuts, dense = session.run((self._cut, self._read), self._feed(marks))
+        feed = self._feed(marks)
+        cuts: dict[str, Any] = {}
+        others = dict(self._cut)
+        try:
+            # Cuts of tables whose rows expire may fail, and then those that there are are given up.
+            for prefix in [prefix for prefix, table in self._tables.items() if table.policies.expiry]:
+                cuts[prefix] = session.run(others.pop(prefix), feed)
+            of_others, dense = session.run((others, self._read), feed)
+        except BaseException:
+            self.give_up(session, {prefix: int(number) for prefix, (number, _) in cuts.items()})
+            raise
+        cuts |= of_others
         values = [np.array(value) if alias else value for value, alias in zip(dense, self._alias, strict=True)]
         return Moment(
             since is None,
