@@ -262,6 +262,25 @@ def test_rows_that_expire_while_nothing_runs_go_from_the_chain(tmp_path):
     assert manager.save() == str(tmp_path / "chain/ckpt-4") and keys() == [5]
 
 
+def test_rows_that_expired_and_came_again_in_the_chain_are_not_left_out(tmp_path):
+    def made():
+        table = tf.get_kv_variable("ad", 2, expiry=ExpireAfterSteps(2))
+        manager = tfplugin.CheckpointManager(tf.train.Checkpoint(ad=table), tmp_path / "chain", delta_every=0.0)
+        return table, manager
+
+    table, manager = made()
+    for step in (1, 5, 9):
+        table.set_step(step)
+        table.upsert([1, 2], tf.ones([2, 2]))
+        manager.save()
+    manager.close()
+    table, manager = made()
+    manager.restore_or_initialize()
+    table.upsert([3], tf.ones([1, 2]))
+    assert manager.save() == str(tmp_path / "chain/ckpt-4.delta")
+    assert len(kvtools.open(tmp_path / "chain").table("ad")) == int(table.size()) == 3
+
+
 def test_a_full_is_written_where_more_rows_expire_at_a_save_than_a_table_remembers(tmp_path, caplog):
     aging = tf.get_kv_variable("aging", 2, expiry=ExpireAfterSteps(1))
     kept = tf.get_kv_variable("kept", 2)

@@ -133,7 +133,10 @@ class CheckpointModel:
     def why_not_followed(self, session: Any, member: Member, record: Record) -> str:
         """Why no increment can follow the member that was just restored; '' where one can."""
         del session
-        went = {x: int(table.expired_rows()) + int(table.evicted_rows()) for x, table in self._tables.items()}
+        went = {
+            x: (int(table.expired_rows()) + int(table.evicted_rows()), int(table.size()))
+            for x, table in self._tables.items()
+        }
         return why_not_followed(member, record, self._tables, went)
 
     def awaits_more(self) -> bool:

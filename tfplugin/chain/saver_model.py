@@ -70,7 +70,7 @@ class SaverModel:
                 self._known[prefix] = raw.kv_table_changes_known(variable.handle, mark)
                 self._track.append(raw.kv_table_track_changes(variable.handle, max_removed=max_removed))
                 self._drop[prefix] = raw.kv_table_drop_cut(variable.handle, self._number)
-                self._went[prefix] = variable.expired_rows() + variable.evicted_rows()
+                self._went[prefix] = variable.expired_rows() + variable.evicted_rows(), variable.size()
                 self._forget[prefix] = raw.kv_table_forget_changes(variable.handle, mark)
             self._cut[prefix] = cut(variable, mark)
         self._groups = [group for _, group in by_device(self._tables)]
@@ -183,7 +183,7 @@ class SaverModel:
 
     def why_not_followed(self, session: Any, member: Member, record: Record) -> str:
         """Why no increment can follow the member that was just restored; '' where one can."""
-        went = {x: int(rows) for x, rows in session.run(self._went).items()}
+        went = {x: (int(rows), int(left)) for x, (rows, left) in session.run(self._went).items()}
         return why_not_followed(member, record, self._tables, went)
 
     def awaits_more(self) -> bool:

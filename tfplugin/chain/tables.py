@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import kvtools
 from kvtools.chain import Member, Record, TableCounts
 from tfplugin.ops import raw
 from tfplugin.policies import ExpireAfterSteps
@@ -96,7 +97,9 @@ def counted(tables: Mapping[str, Any], counts: Any) -> dict[str, TableCounts]:
     return {x: TableCounts(int(rows[i]), int(removed[i]), int(born[i])) for i, x in enumerate(tables)}
 
 
-def why_not_followed(member: Member, record: Record, tables: Mapping[str, Any], went: Mapping[str, int]) -> str:
+def why_not_followed(
+    member: Member, record: Record, tables: Mapping[str, Any], went: Mapping[str, tuple[int, int]]
+) -> str:
     """Why no increment can follow a member that these tables were just restored from; '' where one can.
 
     The rows that a restore leaves out are in the chain, and no increment would say that they went.
@@ -105,18 +108,21 @@ def why_not_followed(member: Member, record: Record, tables: Mapping[str, Any], 
       member: the newest of the chain.
       record: its own.
       tables: by what their tensors begin with.
-      went: by the same, how many rows the restore left out since they had expired, or beyond the capacity.
+      went: by the same, how many rows went as expired or beyond the capacity while the members were read, among them
+        such as a later member has again; and how many rows there are now.
     """
-    for prefix, rows in went.items():
-        if rows:
+    for whole in dict.fromkeys(_PART.sub("", prefix) for prefix, (rows, _) in went.items() if rows):
+        parts = [prefix for prefix in tables if _PART.sub("", prefix) == whole]
+        left = _rows_in_chain(member, whole) - sum(went[prefix][1] for prefix in parts)
+        if left:
             return (
-                f"'{tables[prefix].name}': the restore left out {rows} rows of the chain that have expired, or are "
+                f"'{tables[parts[0]].name}': the restore left out {left} rows of the chain that have expired, or are "
                 "beyond its max_capacity"
             )
-    whole = {_PART.sub("", prefix): variable for prefix, variable in tables.items()}
+    whole_tables = {_PART.sub("", prefix): variable for prefix, variable in tables.items()}
     reader = tf.train.load_checkpoint(str(member.prefix))
     for prefix in record.tables:
-        variable = whole.get(_PART.sub("", prefix))
+        variable = whole_tables.get(_PART.sub("", prefix))
         if variable is None:
             return f"there is no table any longer of which the chain has '{prefix}'"
         said = json.loads(reader.get_tensor(f"{prefix}-kvmeta")).get("policies", {})
@@ -126,6 +132,17 @@ def why_not_followed(member: Member, record: Record, tables: Mapping[str, Any], 
         if padding is not None and said.get("padding_key") != padding:
             return f"'{variable.name}': its padding_key is {padding} now, of which the chain may have a row"
     return ""
+
+
+def _rows_in_chain(member: Member, whole: str) -> int:
+    """How many rows a table has in the chain of a member, by what the tensors of the whole table begin with."""
+    place = member.prefix
+    if member.kind == "delta":  # by the name of its chain, in the folder
+        place = place.parent / place.name.removesuffix(".delta").rpartition("-")[0]
+    for there, table in kvtools.open(place).tables.items():
+        if whole in (there, f"{table.schema.metadata.get('object_path')}/.ATTRIBUTES/kv"):
+            return int(table.rows)
+    return 0
 
 
 def _counts_steps(variable: Any) -> bool:
