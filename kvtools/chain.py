@@ -184,8 +184,8 @@ def members(folder: str | os.PathLike[str], name: str | None = None) -> list[Mem
         match = _MEMBER.fullmatch(file)
         if match is not None and not file.startswith(".") and name in (None, match["name"]):
             kind: Kind = "delta" if match["delta"] else "full"
-            found.append(Member(int(match["number"]), kind, root / file.removesuffix(".index")))
-    return sorted(found, key=lambda member: (member.number, member.kind, member.prefix.name))
+            found.append((int(match["number"]), kind, file.removesuffix(".index")))
+    return [Member(number, kind, root / file) for number, kind, file in sorted(found)]
 
 
 def fingerprint(prefix: str | os.PathLike[str]) -> str:

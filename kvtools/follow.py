@@ -99,6 +99,7 @@ class ChainWalk:
         self._bad: dict[Path, _Refused] = {}
         self._seen = 0  # the folder's time of change, in ns, when nothing new was in it
         self._due = 0.0
+        self._listed: dict[int, Member] = {}  # the increments that were there when the folder was last listed
         self._known: dict[int, tuple[int, ...]] = {}  # what the newest member applied was, by its number
         self._left: Position | None = None  # of the chain that another one has taken the place of
         self._looked_at: tuple[int, ...] = ()  # the newest full, which is of what is applied
@@ -110,11 +111,15 @@ class ChainWalk:
         Raises:
             BadInputError: the folder cannot be read.
         """
+        step = self._listed_next()
+        if step is not None:
+            return step
         now = time.monotonic()
         changed = self._changed_at()
         if changed == self._seen and now < self._due:
             return None
         found = members(self.folder, self.name)
+        self._listed = {member.number: member for member in found if member.kind == "delta"}
         there = {member.prefix for member in found}
         self._bad = {prefix: bad for prefix, bad in self._bad.items() if prefix in there}
         step = self._choose(found)
@@ -131,6 +136,18 @@ class ChainWalk:
             if self.position and not any(member.number > self.position.sequence for member in found):
                 self.behind = None
                 self.trouble = self._other_run or self.gone
+        return step
+
+    def _listed_next(self) -> Step | None:
+        """Return the step of the next increment where the last listing has it, so that many need one listing."""
+        member = None if self.position is None else self._listed.pop(self.position.sequence + 1, None)
+        if member is None or self._rests(member):
+            return None
+        try:
+            step = self._increment(member, None)
+        except KvtoolsError:
+            return None  # the folder as it is now says why
+        self._note_behind([member], member.number)
         return step
 
     def took(self, step: Step) -> None:

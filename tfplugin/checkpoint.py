@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,9 @@ from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.policies import Policies
 from tfplugin.saveable import KvSaveable, check_whole, restore_op, save_cuts, save_ops
+from tfplugin.table_places import misplaced
+
+_log = logging.getLogger("tfplugin")
 
 # ---- Name-based: tf.compat.v1.train.Saver --------------------------------------------------------
 
@@ -214,7 +218,17 @@ def _renamed(file_prefix: tf.Tensor, prefix: str, bundles: Sequence[str]) -> lis
 
 
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
-    for path, obj in wholes(trackables).items():
+    objects = wholes(trackables)
+    if tf.executing_eagerly():
+        prefix = tf.compat.as_str(merged_prefix.numpy())
+        wrong = misplaced(prefix, {object_prefix(tf.compat.as_str(path)): obj for path, obj in objects.items()})
+        if wrong:
+            _log.warning(
+                "Restoring '%s': %s. It gets the rows of the other one, as tf.train.Checkpoint knows objects by their "
+                "places; tfplugin.restore_tables restores tables by their names.",
+                *(prefix, wrong),
+            )
+    for path, obj in objects.items():
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
             if part.holds_rows:
                 graph_restore.note(restore_op(merged_prefix, part, object_prefix(path), "_part_"))

@@ -62,6 +62,27 @@ def test_a_full_and_its_increments_then_each_as_it_comes(writer: ChainWriter) ->
     assert walk.position is not None and walk.position.sequence == 5 and not walk.refused
 
 
+def test_a_folder_is_not_listed_anew_for_each_of_many_increments(writer: ChainWriter, monkeypatch) -> None:
+    for number in range(20):
+        writer.put("emb", [number], number)
+        writer.increment()
+    listed = []
+    monkeypatch.setattr("kvtools.follow.members", lambda *folder: listed.append(folder) or members(*folder))
+    walk = Walk(writer.folder)
+    assert len(walk.steps()) == 24 and len(listed) == 2  # the second sees that this is all
+    assert walk.position is not None and walk.position.sequence == 24
+
+
+def test_an_increment_that_went_after_the_folder_was_listed_is_a_gap(writer: ChainWriter) -> None:
+    walk = Walk(writer.folder)
+    for _ in range(2):
+        step = walk.next()
+        assert step is not None
+        walk.took(step)
+    (writer.folder / "ckpt-3.delta.index").unlink()
+    assert walk.steps() == [] and walk.refused == {"gap": 1}
+
+
 def test_a_full_beside_an_increment_is_not_loaded_and_increments_may_follow_either(writer: ChainWriter) -> None:
     walk = Walk(writer.folder)
     walk.steps()

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ import tensorflow as tf
 from chain_reference import folded, tables_in
 from chain_runs import Trained, random_run
 
+import kvtools
 import tfplugin
 from kvtools.chain import RECORD_TENSOR, ChainError, Record, fingerprint, members, newest_chain
 from kvtools.errors import CorruptFileError
+from tfplugin.policies import ExpireAfterSeconds, ExpireAfterSteps
 
 v1 = tf.compat.v1
 
@@ -182,6 +185,147 @@ def test_a_full_is_written_by_itself_where_the_changes_are_not_known(how, tmp_pa
     trained.user.upsert([1], tf.ones([1, 4]))
     assert manager.save() == str(tmp_path / "chain/ckpt-3.delta")
     newest_chain(tmp_path / "chain")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        ({}, {"max_capacity": 2}, r"'ad:0': the restore left out 2 rows"),
+        ({}, {"expiry": ExpireAfterSteps(1)}, r"'ad:0': its versions are steps now"),
+        ({}, {"padding_key": 1}, r"'ad:0': its padding_key is 1 now"),
+        ({"expiry": ExpireAfterSteps(9)}, {"expiry": ExpireAfterSteps(1)}, r"'ad:0': the restore left out 3 rows"),
+        ({}, None, r"there is no table any longer of which the chain has 'ad/"),
+    ],
+)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_rows_that_a_restore_leaves_out_are_not_left_in_the_chain(before, now, why, parts, tmp_path, caplog):
+    def made(options):
+        kept = tf.get_kv_variable("kept", 2)
+        tables = {"kept": kept}
+        if options is not None:
+            tables["ad"] = tf.get_kv_variable("ad", 2, **options)
+        return tables, tfplugin.CheckpointManager(tf.train.Checkpoint(**tables), tmp_path / "chain", delta_every=0.0)
+
+    tables, manager = made(before | ({"partitioner": v1.fixed_size_partitioner(parts)} if parts > 1 else {}))
+    optimizer = tfplugin.optimizers.SGD(0.1)
+    for key in (1, 2, 3, 4):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(tables["ad"], [key]))
+        ads = list(tables["ad"]) if parts > 1 else [tables["ad"]]
+        optimizer.apply_gradients(zip(tape.gradient(loss, ads), ads, strict=True))
+        for part in ads if isinstance(before.get("expiry"), ExpireAfterSteps) else ():
+            part.set_step(key)
+        manager.save()
+    manager.close()
+
+    tables, manager = made(now)
+    manager.restore_or_initialize()
+    tables["kept"].upsert([7], tf.ones([1, 2]))
+    full = manager.save()
+    assert full == str(tmp_path / "chain/ckpt-5") and re.search(why, caplog.text)
+    assert record(full).previous.sequence == 4 and record(full).chain == record(tmp_path / "chain/ckpt-1").chain
+    tables["kept"].upsert([8], tf.ones([1, 2]))
+    assert manager.save() == str(tmp_path / "chain/ckpt-6.delta")
+    chain = kvtools.open(tmp_path / "chain")
+    assert set(chain.tables) == set(tables)
+    for name, table in tables.items():
+        assert sorted(chain.table(name).to_numpy().keys.tolist()) == sorted(table.export()[0].numpy().tolist())
+
+
+def test_rows_that_expire_while_nothing_runs_go_from_the_chain(tmp_path):
+    def made():
+        table = tf.get_kv_variable("ad", 2, expiry=ExpireAfterSeconds(2))
+        checkpoint = tf.train.Checkpoint(ad=table)
+        return table, tfplugin.CheckpointManager(checkpoint, tmp_path / "chain", delta_every=0.0)
+
+    def keys():
+        return sorted(kvtools.open(tmp_path / "chain").table("ad").to_numpy().keys.tolist())
+
+    table, manager = made()
+    table.upsert([1, 2], tf.ones([2, 2]))
+    manager.save()
+    time.sleep(2.1)  # they go here, and the chain has it
+    table.upsert([3], tf.ones([1, 2]))
+    assert manager.save().endswith(".delta") and keys() == [3]
+    manager.close()
+
+    table, manager = made()
+    manager.restore_or_initialize()
+    table.upsert([4], tf.ones([1, 2]))
+    assert manager.save() == str(tmp_path / "chain/ckpt-3.delta") and keys() == [3, 4]
+    manager.close()
+
+    time.sleep(2.1)
+    table, manager = made()
+    manager.restore_or_initialize()
+    table.upsert([5], tf.ones([1, 2]))
+    assert manager.save() == str(tmp_path / "chain/ckpt-4") and keys() == [5]
+
+
+def test_rows_that_expired_and_came_again_in_the_chain_are_not_left_out(tmp_path):
+    def made():
+        table = tf.get_kv_variable("ad", 2, expiry=ExpireAfterSteps(2))
+        manager = tfplugin.CheckpointManager(tf.train.Checkpoint(ad=table), tmp_path / "chain", delta_every=0.0)
+        return table, manager
+
+    table, manager = made()
+    for step in (1, 5, 9):
+        table.set_step(step)
+        table.upsert([1, 2], tf.ones([2, 2]))
+        manager.save()
+    manager.close()
+    table, manager = made()
+    manager.restore_or_initialize()
+    table.upsert([3], tf.ones([1, 2]))
+    assert manager.save() == str(tmp_path / "chain/ckpt-4.delta")
+    assert len(kvtools.open(tmp_path / "chain").table("ad")) == int(table.size()) == 3
+
+
+def test_a_full_is_written_where_more_rows_expire_at_a_save_than_a_table_remembers(tmp_path, caplog):
+    aging = tf.get_kv_variable("aging", 2, expiry=ExpireAfterSteps(1))
+    kept = tf.get_kv_variable("kept", 2)
+    checkpoint = tf.train.Checkpoint(aging=aging, kept=kept)
+    manager = tfplugin.CheckpointManager(checkpoint, tmp_path / "chain", delta_every=0.0, max_removed=4)
+    aging.upsert(list(range(9)), tf.ones([9, 2]))
+    kept.upsert([1], tf.ones([1, 2]))
+    manager.save()
+    aging.set_step(7)
+    kept.upsert([2], tf.ones([1, 2]))
+    assert manager.save() == str(tmp_path / "chain/ckpt-2") and "more than 4 rows were removed" in caplog.text
+    chain = kvtools.open(tmp_path / "chain")
+    assert {name: len(chain[name]) for name in chain} == {"aging": 0, "kept": 2}
+    kept.upsert([3], tf.ones([1, 2]))
+    assert manager.save() == str(tmp_path / "chain/ckpt-3.delta")
+
+
+def test_a_full_is_written_of_a_session_where_more_rows_expire_than_a_table_remembers(tmp_path):
+    with tf.Graph().as_default(), v1.Session() as session:
+        tables = [tf.get_kv_variable("aging", 2, expiry=ExpireAfterSteps(1)), tf.get_kv_variable("kept", 2)]
+        fill = [table.upsert(tf.range(9, dtype=tf.int64), tf.ones([9, 2])) for table in tables]
+        age = tables[0].set_step(7)
+        manager = tfplugin.CheckpointManager(v1.train.Saver(), tmp_path / "chain", delta_every=0.0, max_removed=4)
+        session.run(v1.global_variables_initializer())
+        session.run(fill)
+        manager.save(session=session)
+        session.run(age)
+        assert manager.save(session=session) == str(tmp_path / "chain/ckpt-2")
+    chain = kvtools.open(tmp_path / "chain")
+    assert {name: len(chain[name]) for name in chain} == {"aging": 0, "kept": 9}
+
+
+def test_rows_that_a_session_leaves_out_are_not_left_in_the_chain(tmp_path):
+    for life, options in enumerate(({}, {"max_capacity": 2})):
+        with tf.Graph().as_default(), v1.Session() as session:
+            table = tf.get_kv_variable("ad", 2, **options)
+            insert = table.upsert([1 + life, 5 + life, 9 + life], tf.ones([3, 2])) if not life else table.size()
+            manager = tfplugin.CheckpointManager(v1.train.Saver(), tmp_path / "chain", delta_every=0.0)
+            session.run(v1.global_variables_initializer())
+            manager.restore_or_initialize(session)
+            session.run(insert)
+            path = manager.save(session=session)
+            assert len(kvtools.open(tmp_path / "chain").table("ad")) == int(session.run(table.size()))
+            manager.close()
+    assert path == str(tmp_path / "chain/ckpt-2")
 
 
 def test_any_member_restores_by_its_checkpoint_where_there_is_a_manager(copied):

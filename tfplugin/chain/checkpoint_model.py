@@ -10,13 +10,14 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_io_ops
 from tensorflow.python.training.saving import saveable_object
 
-from kvtools.chain import RECORD_TENSOR, TableCounts
+from kvtools.chain import RECORD_TENSOR, Member, Record, TableCounts
 from tfplugin import checkpoint as checkpoints
-from tfplugin.chain.tables import ALL, Mark, Moment, by_device, checked, counted, cut, save_cuts
+from tfplugin.chain.tables import ALL, Mark, Moment, by_device, checked, counted, cut, save_cuts, why_not_followed
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.saveable import run_apart
+from tfplugin.table_places import misplaced
 
 _TABLES = "tfplugin.KvVariable"
 _DYNAMIC = "DECustomSaver.Variable"
@@ -112,10 +113,31 @@ class CheckpointModel:
                 raw.kv_table_forget_changes(self._tables[prefix].handle, tf.constant(mark, tf.int64))
 
     def restore(self, session: Any, members: Sequence[str]) -> None:
-        """Restores the last of the members."""
-        del session
+        """Restores the last of the members.
+
+        Raises:
+          ValueError: a table would get the rows of another one, or none where the chain has its own.
+        """
+        self.look(session, 0)
+        wrong = misplaced(members[-1], self._tables)
+        if wrong:
+            raise ValueError(
+                f"tfplugin.CheckpointManager: {wrong}. Nothing was restored, since tf.train.Checkpoint knows tables by "
+                "their places: restore them by their names, tfplugin.restore_tables(folder, model), which takes no "
+                "dense variables; and have the checkpoint hold them by their names, tf.train.Checkpoint(model=model, "
+                "tables={name: table, ...}), so that layers may change places."
+            )
         # What has no object yet, as slots before the first step, is nothing to warn of where the process ends.
         self._restored = self._checkpoint.restore(members[-1]).expect_partial()
+
+    def why_not_followed(self, session: Any, member: Member, record: Record) -> str:
+        """Why no increment can follow the member that was just restored; '' where one can."""
+        del session
+        went = {
+            x: (int(table.expired_rows()) + int(table.evicted_rows()), int(table.size()))
+            for x, table in self._tables.items()
+        }
+        return why_not_followed(member, record, self._tables, went)
 
     def awaits_more(self) -> bool:
         """Whether objects that are not there yet are to be restored from the members, when they are made."""

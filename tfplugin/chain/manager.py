@@ -57,12 +57,14 @@ class _Line:
       last: the member that the next one follows.
       full: the number of the newest full.
       marks: by table, where the next increment begins.
+      why_broken: why no increment can follow the last member, a full alone; '' where one can.
     """
 
     chain: str
     last: Previous
     full: int
     marks: Mapping[str, Mark]
+    why_broken: str = ""
 
 
 class CheckpointManager:
@@ -422,12 +424,20 @@ class CheckpointManager:
         self._last_save = now
         if self._restored and not self._model.awaits_more():
             self._restored = []
-        if line is None or why:
+        moment = None
+        if line is not None and not why:
+            try:
+                moment = self._model.moment(session, line.marks, step)
+            except tf.errors.FailedPreconditionError:
+                # Rows that have expired go just then: they may be more than a table remembers.
+                why = self._model.why_no_increment(session, line.marks)
+                if not why:
+                    raise
+        if line is None or moment is None:
             if line is not None and self._delta_every is not None:
                 _log.warning("CheckpointManager: '%s-%d' is written whole: %s", self._name, number, why)
             self._last_full = now
             return [self._start_break(session, number, step)]
-        moment = self._model.moment(session, line.marks, step)
         due = self._full_every is not None and now - self._last_full >= self._full_every
         due = due and (self._writing_full is None or self._writing_full.done())
         try:
@@ -482,7 +492,7 @@ class CheckpointManager:
             return f"full {line.full}, which an increment would go back to, is gone"
         if found[-1].number < line.last.sequence:
             return f"member {line.last.sequence}, which an increment would follow, is gone"
-        return self._model.why_no_increment(session, line.marks)
+        return line.why_broken or self._model.why_no_increment(session, line.marks)
 
     def _start_break(self, session: Any, number: int, step: int | None) -> Future[str]:
         """A full that goes back to nothing."""
@@ -605,7 +615,8 @@ class CheckpointManager:
         if ALL in moment.marks.values():
             return
         last = Previous(chain[-1].number, fingerprint(chain[-1].prefix))
-        self._line = _Line(record.chain, last, chain[0].number, moment.marks)
+        why_broken = self._model.why_not_followed(session, chain[-1], record)
+        self._line = _Line(record.chain, last, chain[0].number, moment.marks, why_broken)
         self._last_full = time.monotonic() - max(0.0, time.time() - first.time)
 
 

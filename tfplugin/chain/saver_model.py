@@ -12,8 +12,8 @@ from tensorflow.python.ops import gen_io_ops
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object_util
 
-from kvtools.chain import RECORD_TENSOR, TableCounts
-from tfplugin.chain.tables import ALL, Mark, Moment, by_device, checked, counted, cut, save_cuts
+from kvtools.chain import RECORD_TENSOR, Member, Record, TableCounts
+from tfplugin.chain.tables import ALL, Mark, Moment, by_device, checked, counted, cut, save_cuts, why_not_followed
 from tfplugin.checkpoint import BesideSaveable
 from tfplugin.ops import raw
 from tfplugin.saveable import KvSaveable
@@ -62,6 +62,7 @@ class SaverModel:
 
     def _build(self, saveables: Sequence[Any], dense: Sequence[Any], max_removed: int) -> None:
         self._mark, self._known, self._cut, self._track, self._drop, self._forget = {}, {}, {}, [], {}, {}
+        self._went = {}
         self._number = v1.placeholder(tf.int64, [])
         for prefix, variable in self._tables.items():
             mark = self._mark[prefix] = v1.placeholder(tf.int64, [2])
@@ -69,6 +70,7 @@ class SaverModel:
                 self._known[prefix] = raw.kv_table_changes_known(variable.handle, mark)
                 self._track.append(raw.kv_table_track_changes(variable.handle, max_removed=max_removed))
                 self._drop[prefix] = raw.kv_table_drop_cut(variable.handle, self._number)
+                self._went[prefix] = variable.expired_rows() + variable.evicted_rows(), variable.size()
                 self._forget[prefix] = raw.kv_table_forget_changes(variable.handle, mark)
             self._cut[prefix] = cut(variable, mark)
         self._groups = [group for _, group in by_device(self._tables)]
@@ -120,7 +122,18 @@ class SaverModel:
     def moment(self, session: Any, since: Mapping[str, Mark] | None, step: int | None) -> Moment:
         """All that there is now; since marks, the rows that changed."""
         marks = dict.fromkeys(self._tables, ALL) if since is None else since
-        cuts, dense = session.run((self._cut, self._read), self._feed(marks))
+        feed = self._feed(marks)
+        cuts: dict[str, Any] = {}
+        others = dict(self._cut)
+        try:
+            # Cuts of tables whose rows expire may fail, and then those that there are are given up.
+            for prefix in [prefix for prefix, table in self._tables.items() if table.policies.expiry]:
+                cuts[prefix] = session.run(others.pop(prefix), feed)
+            of_others, dense = session.run((others, self._read), feed)
+        except BaseException:
+            self.give_up(session, {prefix: int(number) for prefix, (number, _) in cuts.items()})
+            raise
+        cuts |= of_others
         values = [np.array(value) if alias else value for value, alias in zip(dense, self._alias, strict=True)]
         return Moment(
             since is None,
@@ -167,6 +180,11 @@ class SaverModel:
     def restore(self, session: Any, members: Sequence[str]) -> None:
         """Restores the last of the members."""
         session.run(self._restore, {self._members: list(members)})
+
+    def why_not_followed(self, session: Any, member: Member, record: Record) -> str:
+        """Why no increment can follow the member that was just restored; '' where one can."""
+        went = {x: (int(rows), int(left)) for x, (rows, left) in session.run(self._went).items()}
+        return why_not_followed(member, record, self._tables, went)
 
     def awaits_more(self) -> bool:
         """A graph has all that it restores."""
