@@ -40,6 +40,7 @@ void BackgroundExpiry::AfterUpdate(const std::shared_ptr<kvtable::Table>& table,
   if (table_.lock() != table) {  // the first update, or the first of a table that came in its place
     table_ = table;
     sweep_ = kvtable::Sweep(policies_);
+    last_size_ = table->Size();
     last_end_ = begin;
     debt_ = Clock::duration(0);
     return;
@@ -53,13 +54,21 @@ void BackgroundExpiry::AfterUpdate(const std::shared_ptr<kvtable::Table>& table,
     for (; rows > 0; rows -= length) sweep_.Run(table.get(), std::min(rows, length), threads);
     return;
   }
+  // However long that takes, two for each row that is new, in each pass: then about half of a table at most is rows that wait
+  // to go, and it does not grow for as long as keys come and go.
+  const int64_t born = std::max<int64_t>(0, table->Size() - last_size_);
+  for (int64_t due = std::min(rows, 2 * born * PassesOf(policies_)); due > 0; due -= length, rows -= length) {
+    sweep_.Run(table.get(), std::min(due, length), threads);
+  }
+  const Clock::time_point rest = Clock::now();
   const auto granted = std::chrono::duration_cast<Clock::duration>((begin - last_end_) * kShare) - debt_;
-  Clock::time_point now = begin;
+  Clock::time_point now = rest;
   // A slice ends with its pass: of a small table it is counted as what there was.
-  for (; rows > 0 && now - begin < granted; rows -= std::min(length, kRowsAtATime), now = Clock::now()) {
+  for (; rows > 0 && now - rest < granted; rows -= std::min(length, kRowsAtATime), now = Clock::now()) {
     sweep_.Run(table.get(), std::min(rows, kRowsAtATime), threads);
   }
-  debt_ = std::max(Clock::duration(0), (now - begin) - granted);
+  debt_ = std::max(Clock::duration(0), (now - rest) - granted);
+  last_size_ = table->Size();
   last_end_ = now;
 }
 

@@ -408,3 +408,22 @@ def test_a_training_lookup_that_a_capacity_has_no_room_for_is_refused(make, part
     v.sparse_read(keys, training=False)
     if partitioner is None:
         assert v.sparse_read_and_evict(keys)[1].shape == [100 + 2 - 12]  # 0 was there
+
+
+@pytest.mark.parametrize("policy", [ExpireAfterSteps(10), KeepTop(20_000, by="version")], ids=["age", "top"])
+def test_a_table_does_not_grow_for_as_long_as_keys_come_and_go(make, policy):
+    new, every, steps = 4096, 20, 300
+    v = make(dim=1, expiry=policy, expire_every=every)
+    optimizer = tfplugin.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.nn.l2_loss(v.sparse_read(ids))
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+        return v.size()
+
+    sizes = [int(step(tf.range(new, dtype=tf.int64) + n * new)) for n in range(steps)]
+    alive = 10 * new if isinstance(policy, ExpireAfterSteps) else 20_000
+    assert max(sizes) <= alive + 2.5 * every * new, max(sizes)  # by time alone it was a million
+    assert max(sizes[steps // 2 :]) <= 1.1 * max(sizes[: steps // 2])
