@@ -275,7 +275,7 @@ def test_rows_of_another_type_say_how_they_can_be_had(tmp_path):
     saved.upsert([1, 2], [[1, 2], [3, 4]])
     path = tf.train.Checkpoint(table=saved).save(str(tmp_path / "ckpt"))
     table = tfplugin.get_kv_variable("wide", 2)
-    told = r"is half, key-value variable 'wide' has float rows: build it with value_dtype=half, .*kvtools cast.*cast=True"
+    told = r"is half, .*'wide' has float rows: build it with value_dtype=half, .*kvtools cast.*cast=True"
     with pytest.raises(tf.errors.InvalidArgumentError, match=told):
         tf.train.Checkpoint(table=table).restore(path)
     assert tfplugin.warm_start(path, table, {"wide": "narrow"}, cast=True) == {"wide": 2}
