@@ -84,9 +84,10 @@ void NumbersOfSixtyFourBits() {
   bool negative;
   CHECK(ReadDecimal("18446744073709551615", &bits, &negative) && bits == -1 && !negative);
   CHECK(ReadDecimal("-9223372036854775808", &bits, &negative) && bits == INT64_MIN && negative);
-  CHECK(ReadDecimal("0", &bits, &negative) && bits == 0 && !negative);
+  CHECK(ReadDecimal("-0", &bits, &negative) && bits == 0 && !negative);
+  CHECK(ReadDecimal("00000000000000000017", &bits, &negative) && bits == 17);
   for (const char* text : {"", "-", "+1", "1 ", " 1", "1.0", "18446744073709551616", "-9223372036854775809",
-                           "17.", "0x1", "-0", "00", "017", "-017"}) {
+                           "000000000000000000017", "0x1"}) {
     CHECK(!ReadDecimal(text, &bits, &negative));
   }
 }
