@@ -24,7 +24,7 @@ _log = logging.getLogger("kvtools.server")
 OK = b"+OK\r\n"
 _SPOKEN_VERSION = "7.0.0"  # of Redis: clients look what they may ask for
 _FIRST = frozenset((b"AUTH", b"CLIENT", b"COMMAND", b"ECHO", b"HELLO", b"PING", b"QUIT", b"RESET"))  # need no key
-_KEY = re.compile(rb"0|-?[1-9]\d{0,19}")  # as the reader in C++ has it
+_KEY = re.compile(rb"-?\d{1,20}")
 _CLIENT_NAME = re.compile(rb"[!-~]*")
 # Subcommands, with the least and most arguments of each.
 _CLIENT = {

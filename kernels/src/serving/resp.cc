@@ -57,7 +57,6 @@ bool ReadDecimal(std::string_view text, int64_t* bits, bool* negative) {
   *negative = !text.empty() && text[0] == '-';
   if (*negative) text.remove_prefix(1);
   if (text.empty() || text.size() > 20) return false;
-  if (text[0] == '0' && (text.size() > 1 || *negative)) return false;
   uint64_t number = 0;
   const bool fits = text.size() < 20;  // whatever the digits are
   for (const char c : text) {

@@ -84,8 +84,8 @@ class RespReader {
   std::string fault_;
 };
 
-// Reads a decimal number as it is written, without needless zeros, since names of other keys shall not be names of it: its
-// bits, whether it is negative, and false where it is none of int64 or uint64.
+// Reads a decimal number: its bits, whether it is negative, and false where it is none of int64 or uint64. Zeros may lead:
+// keys that redis-benchmark draws have them.
 bool ReadDecimal(std::string_view text, int64_t* bits, bool* negative);
 
 // How many bytes WriteRows writes.
