@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,17 @@ from typing import Any
 import tensorflow as tf
 
 from kvtools.chain_place import is_chain
+
+_PART = re.compile(r"((?<=\.ATTRIBUTES/kv)_|/)part_\d+$")
+
+
+def whole_of(prefix: str) -> str:
+    """What the tensors of a table as a whole begin with, of what those of a part begin with.
+
+    >>> whole_of("x/.ATTRIBUTES/kv_part_0"), whole_of("scope/x/part_0"), whole_of("scope/x")
+    ('x/.ATTRIBUTES/kv', 'scope/x', 'scope/x')
+    """
+    return _PART.sub("", prefix)
 
 
 def tables_in(value: Any) -> list[Any]:

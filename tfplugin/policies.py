@@ -352,6 +352,11 @@ class Policies:
     expire_every: int = 0
     expire_on_save: bool = False
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the versions of rows are steps."""
+        return any(isinstance(policy, ExpireAfterSteps) for policy in self.expiry)
+
     def to_json(self) -> str:
         """The form that ops and checkpoints carry: an object; nothing where there is no policy."""
         said: dict[str, Any] = {}

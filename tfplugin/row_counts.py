@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfplugin.keys import keys_to_tensor
 from tfplugin.ops import raw
-from tfplugin.policies import ExpireAfterSteps
 
 DAY = 86400
 
@@ -79,7 +78,7 @@ class RowCounts:
         Raises:
           ValueError: the variable expires by steps, and so stamps rows with steps.
         """
-        if any(isinstance(policy, ExpireAfterSteps) for policy in self._kv_parts[0].policies.expiry):
+        if self._kv_parts[0].policies.counts_steps:
             raise ValueError(
                 f"get_timestamp of key-value variable '{self.name}': its rows expire by steps and are stamped with "
                 "steps, not with days: stamps() gives them."

@@ -14,11 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin.named_tables import name_of
+from tfplugin.named_tables import name_of, whole_of
 
 _META = "-kvmeta"
 _KV = "/.ATTRIBUTES/kv"
-_PART = re.compile(r"(?<=/\.ATTRIBUTES/kv)_part_\d+$")
 #: What Keras calls layers that nobody has named: other numbers in each process.
 _UNNAMED = re.compile(r"embedding(_\d+)?")
 
@@ -37,13 +36,13 @@ def misplaced(prefix: str, tables: Mapping[str, Any]) -> str:
     """
     reader = tf.train.load_checkpoint(prefix)
     shapes = reader.get_variable_to_shape_map()
-    found = {_PART.sub("", tensor.removesuffix(_META)): tensor for tensor in shapes if tensor.endswith(_META)}
+    found = {whole_of(tensor.removesuffix(_META)): tensor for tensor in shapes if tensor.endswith(_META)}
     found = {place: tensor for place, tensor in found.items() if place.endswith(_KV)}  # a Saver's go by their names
 
     def name_at(place: str) -> str | None:
         return json.loads(reader.get_tensor(found[place])).get("name") if place in found else None
 
-    here = {_PART.sub("", place): name_of(table) for place, table in tables.items()}
+    here = {whole_of(place): name_of(table) for place, table in tables.items()}
     others = {place: name for place, name in here.items() if name_at(place) != name and not _UNNAMED.fullmatch(name)}
     places = {name_at(place): place for place in found} if others else {}
     for place, name in others.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,16 +12,14 @@ import tensorflow as tf
 
 import kvtools
 from kvtools.chain import Member, Record, TableCounts
+from tfplugin.named_tables import whole_of
 from tfplugin.ops import raw
-from tfplugin.policies import ExpireAfterSteps
 from tfplugin.saveable import check_whole
 
 #: A moment of a table: which table of this process it is, and the number of its version. Opaque.
 Mark = tuple[int, int]
 #: In place of a mark: since ever, all rows.
 ALL: Mark = (-1, -1)
-#: What tells a part of a table from the whole: "x/.ATTRIBUTES/kv_part_0", "x/part_0".
-_PART = re.compile(r"((?<=\.ATTRIBUTES/kv)_|/)part_\d+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,23 +108,23 @@ def why_not_followed(
       went: by the same, how many rows went as expired or beyond the capacity while the members were read, among them
         such as a later member has again; and how many rows there are now.
     """
-    for whole in dict.fromkeys(_PART.sub("", prefix) for prefix, (rows, _) in went.items() if rows):
-        parts = [prefix for prefix in tables if _PART.sub("", prefix) == whole]
+    for whole in dict.fromkeys(whole_of(prefix) for prefix, (rows, _) in went.items() if rows):
+        parts = [prefix for prefix in tables if whole_of(prefix) == whole]
         left = _rows_in_chain(member, whole) - sum(went[prefix][1] for prefix in parts)
         if left:
             return (
                 f"'{tables[parts[0]].name}': the restore left out {left} rows of the chain that have expired, or are "
                 "beyond its max_capacity"
             )
-    whole_tables = {_PART.sub("", prefix): variable for prefix, variable in tables.items()}
+    whole_tables = {whole_of(prefix): variable for prefix, variable in tables.items()}
     reader = tf.train.load_checkpoint(str(member.prefix))
     for prefix in record.tables:
-        variable = whole_tables.get(_PART.sub("", prefix))
+        variable = whole_tables.get(whole_of(prefix))
         if variable is None:
             return f"there is no table any longer of which the chain has '{prefix}'"
         said = json.loads(reader.get_tensor(f"{prefix}-kvmeta")).get("policies", {})
-        if (said.get("versions") == "steps") != _counts_steps(variable):
-            return f"'{variable.name}': its versions are {'steps' if _counts_steps(variable) else 'seconds'} now"
+        if (said.get("versions") == "steps") != variable.policies.counts_steps:
+            return f"'{variable.name}': its versions are {'steps' if variable.policies.counts_steps else 'seconds'} now"
         padding = variable.policies.padding_key
         if padding is not None and said.get("padding_key") != padding:
             return f"'{variable.name}': its padding_key is {padding} now, of which the chain may have a row"
@@ -143,7 +140,3 @@ def _rows_in_chain(member: Member, whole: str) -> int:
         if whole in (there, f"{table.schema.metadata.get('object_path')}/.ATTRIBUTES/kv"):
             return int(table.rows)
     return 0
-
-
-def _counts_steps(variable: Any) -> bool:
-    return any(isinstance(policy, ExpireAfterSteps) for policy in variable.policies.expiry)

@@ -12,7 +12,6 @@ RowPieces::RowPieces(int64_t row_bytes, std::shared_ptr<SharedPages> pages)
 }
 
 void RowPieces::Grow() {
-  at_.reserve(at_.size() + 1);
   SharedPages::Piece piece = pages_->Take(piece_bytes_);
   if (regions_.empty() || regions_.back() != piece.of) regions_.push_back(std::move(piece.of));
   at_.push_back(reinterpret_cast<uintptr_t>(piece.data) -
