@@ -12,6 +12,9 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 
+from tfplugin import shared_exchange
+from tfplugin.ops import raw
+
 
 class SingleRank:
     """One process: nothing is sent anywhere."""
@@ -19,10 +22,15 @@ class SingleRank:
     rank = 0
     size = 1
 
+    def connect(self) -> None:
+        """See `HorovodRanks.connect`."""
+
     def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """What the others sent, and how much each did; see `HorovodRanks.alltoall`."""
         del name
         return tf.identity(tensor), splits
+
+    alltoall_in_place = alltoall
 
     def allgather(self, values: Any) -> list[Any]:
         """What every rank gave, by rank."""
@@ -36,6 +44,12 @@ class HorovodRanks:
         self._hvd = hvd
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
+        self._shares_memory: bool | None = None
+
+    def connect(self) -> None:
+        """Has the ranks share memory where they can, unless they do already. All of them call it."""
+        if self._shares_memory is None or (self._shares_memory and not shared_exchange.is_idle()):
+            self._shares_memory = shared_exchange.connect(self.rank, self.size, self.allgather)
 
     def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends ``splits[r]`` rows of `tensor` to each rank r, in order. Has a gradient.
@@ -48,12 +62,39 @@ class HorovodRanks:
         Returns:
           The rows received, those of rank 0 first, and how many came from each rank.
         """
+        shares = self._shares(tensor)
         # The transport is the host's: a device scope around the lookup is not about it.
         with tf.device("CPU:0"):
-            received, received_splits = self._hvd.alltoall(tensor, splits=splits, name=name)
+            if shares:
+                received, received_splits = raw.kv_shared_alltoall(
+                    tensor, splits, exchange=name or "alltoall", ranks=self.size
+                )
+            else:
+                received, received_splits = self._hvd.alltoall(tensor, splits=splits, name=name)
         received.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         received_splits.set_shape([self.size])
         return received, received_splits
+
+    def alltoall_in_place(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `alltoall`, for the ops that read what comes where it lies, which is then a tf.variant.
+
+        That is so where ranks share memory. What the others sent stays with them as long as that tensor is there.
+        """
+        if not self._shares(tensor):
+            return self.alltoall(tensor, splits, name)
+        with tf.device("CPU:0"):
+            received: tuple[tf.Tensor, tf.Tensor] = raw.kv_shared_exchange(
+                tensor, splits, exchange=name or "alltoall", ranks=self.size
+            )
+        return received
+
+    def _shares(self, tensor: tf.Tensor) -> bool:
+        """Whether this tensor goes through memory that the ranks share."""
+        if self._shares_memory is None:
+            self.connect()
+        return bool(self._shares_memory) and tensor.dtype in shared_exchange.DTYPES
 
     def allgather(self, values: Any) -> list[Any]:
         """What every rank gave, by rank: any objects that pickle. At once, also while a graph is being made."""
@@ -83,7 +124,11 @@ def find() -> Ranks:
         return keep(SingleRank())
     if not hvd.is_initialized():
         raise RuntimeError("Horovod is not initialized: call hvd.init() first.")
-    return keep(HorovodRanks(hvd) if hvd.size() > 1 else SingleRank())
+    if hvd.size() == 1:
+        return keep(SingleRank())
+    if isinstance(_current, HorovodRanks) and (_current.rank, _current.size) == (hvd.rank(), hvd.size()):
+        return _current  # with its connections
+    return keep(HorovodRanks(hvd))
 
 
 def keep(found: Ranks) -> Ranks:

@@ -1,8 +1,8 @@
 // The ops of lookups over several ranks: names, signatures and shapes.
 //
 // Keys go out by KvExchangeRequest, an alltoall, and KvExchangeServe; rows come back by KvExchangeReply, an
-// alltoall, and KvExchangePool. T is the number of lookups, each of one table. Rows travel in a buffer of
-// Tflat: as they are, or in 16 bits where they are of float. With bfloat16_bits its float16 elements hold the
+// alltoall, and KvExchangePool. The alltoall is Horovod's, or KvSharedAlltoall. T is the number of lookups, each of one table. Rows travel in a buffer of
+// Tflat, or, where it is a variant, of Twire: as they are, or in 16 bits where they are of float. With bfloat16_bits its float16 elements hold the
 // bits of bfloat16, which Horovod does not know.
 
 #include "shape_functions.h"
@@ -27,6 +27,75 @@ absl::Status GetDims(InferenceContext* c, int* tables) {
 }
 
 }  // namespace
+
+// The exchange of this process through memory that it shares with the other ranks: sockets[r] is of SOCK_SEQPACKET and
+// to rank r, -1 for the rank itself. None at all: there is no such exchange any more. An exchange that waits for longer
+// than warn_after_s is told of, and for longer than fail_after_s fails; 0: never.
+REGISTER_OP("KvSharedExchangeConnect")
+    .Attr("rank: int >= 0")
+    .Attr("sockets: list(int) >= 0")
+    .Attr("warn_after_s: int >= 0")
+    .Attr("fail_after_s: int >= 0")
+    .SetIsStateful();
+
+// Whether there is one, with all its ranks, and nothing under way.
+REGISTER_OP("KvSharedExchangeIsIdle")
+    .Output("idle: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+// Sends splits[r] rows of a tensor to each rank r, in order, and gives what the others sent, that of rank 0 first, and how
+// many rows each did. `exchange`: the same on all ranks, and of no other exchange under way.
+REGISTER_OP("KvSharedAlltoall")
+    .Attr("T: {int32, int64, uint64, half, bfloat16, float, double}")
+    .Attr("exchange: string")
+    .Attr("ranks: int >= 1")
+    .Input("tensor: T")
+    .Input("splits: int32")
+    .Output("received: T")
+    .Output("received_splits: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t ranks;
+      ShapeHandle tensor, received;
+      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &tensor));
+      TF_RETURN_IF_ERROR(c->ReplaceDim(tensor, 0, c->UnknownDim(), &received));
+      c->set_output(0, received);
+      c->set_output(1, c->Vector(ranks));
+      return absl::OkStatus();
+    });
+
+// The same, left where it lies: a variant that the ops below take in place of a buffer. Its shape is not told, since its
+// gradient is a buffer.
+REGISTER_OP("KvSharedExchange")
+    .Attr("T: {int32, int64, uint64, half, bfloat16, float, double}")
+    .Attr("exchange: string")
+    .Attr("ranks: int >= 1")
+    .Input("tensor: T")
+    .Input("splits: int32")
+    .Output("arrival: variant")
+    .Output("received_splits: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t ranks;
+      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+      c->set_output(0, c->UnknownShape());
+      c->set_output(1, c->Vector(ranks));
+      return absl::OkStatus();
+    });
+
+// How many elements came.
+REGISTER_OP("KvSharedExchangeSize")
+    .Input("arrival: variant")
+    .Output("size: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
 
 // What this rank asks the others for: the message to each, one after the other, and their lengths. A message
 // has each key once, whatever ids have it, as kvtable/exchange_message.h says; places[t] is, for each id, at
@@ -189,7 +258,7 @@ REGISTER_OP("KvExchangeTell")
 
 // Fails where a rank has sent an error in place of the rows that `message` asked it for.
 REGISTER_OP("KvExchangeCheck")
-    .Attr("Tflat: {float, half, bfloat16, double}")
+    .Attr("Tflat: {float, half, bfloat16, double, variant}")
     .Attr("T: int >= 1")
     .Attr("dims: list(int) >= 1")
     .Input("message: int64")
@@ -225,7 +294,8 @@ REGISTER_OP("KvExchangeReplyGradient")
 // Pools the rows that came back. Weights are of double for double rows, else of float.
 REGISTER_OP("KvExchangePool")
     .Attr("dtype: {float, half, bfloat16, double}")
-    .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
+    .Attr("Tflat: {float, half, bfloat16, double, variant} = DT_FLOAT")
+    .Attr("Twire: {float, half, bfloat16, double} = DT_FLOAT")
     .Attr("bfloat16_bits: bool = false")
     .Attr("Tweights: {float, double} = DT_FLOAT")
     .Attr("T: int >= 1")
@@ -280,7 +350,8 @@ REGISTER_OP("KvExchangePoolGradient")
 // Its gradient with respect to the weights.
 REGISTER_OP("KvExchangePoolWeightsGradient")
     .Attr("dtype: {float, half, bfloat16, double}")
-    .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
+    .Attr("Tflat: {float, half, bfloat16, double, variant} = DT_FLOAT")
+    .Attr("Twire: {float, half, bfloat16, double} = DT_FLOAT")
     .Attr("bfloat16_bits: bool = false")
     .Attr("Tweights: {float, double} = DT_FLOAT")
     .Attr("T: int >= 1")

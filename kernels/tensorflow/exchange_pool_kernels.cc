@@ -4,6 +4,8 @@
 #include <memory>
 #include <vector>
 
+#include "arrival.h"
+#include "current_exchange.h"
 #include "errors.h"
 #include "flat_type.h"
 #include "kernel_threads.h"
@@ -34,6 +36,19 @@ class ExchangePoolOpBase : public PooledKernel {
     return PooledKernel::MakeBags(ctx, "places", kvtable::KeyType::kInt64, threads, bags);
   }
 
+  // What came, in input 0.
+  absl::Status ReadRows(OpKernelContext* ctx, kvtable::PlacedRows* rows) const {
+    Received received;
+    TF_RETURN_IF_ERROR(received.Read(ctx->input(0)));
+    const int64_t size = kvtable::SizeOf(flat_);
+    if (tf::DataTypeSize(received.dtype) != size) {
+      return errors::InvalidArgument("what came is of ", tf::DataTypeString(received.dtype));
+    }
+    rows->type = flat_;
+    for (const auto& piece : received.pieces) rows->pieces.push_back({piece.data, piece.bytes / size});
+    return absl::OkStatus();
+  }
+
   kvtable::ValueType flat_;
 };
 
@@ -46,14 +61,15 @@ class ExchangePoolOp : public ExchangePoolOpBase {
     KernelThreads threads(ctx);
     std::vector<std::unique_ptr<kvtable::Bags>> bags;
     TF_RETURN_IF_ERROR(MakeBags(ctx, &threads, &bags));
-    const Tensor& flat = ctx->input(0);
+    kvtable::PlacedRows flat;
+    TF_RETURN_IF_ERROR(ReadRows(ctx, &flat));
     std::vector<kvtable::PlacedPool> pools;
     for (size_t t = 0; t < bags.size(); ++t) {
       Tensor* rows = nullptr;
       TF_RETURN_IF_ERROR(AllocatePooled(ctx, *bags[t], t, &rows));
       pools.push_back({bags[t].get(), combiners_[t], dims_[t], rows->data()});
     }
-    kvtable::PoolPlaced(pools, flat_, flat.data(), flat.NumElements(), threads);
+    kvtable::PoolPlaced(pools, flat, threads);
     return absl::OkStatus();
   }
 };
@@ -79,7 +95,7 @@ class ExchangePoolGradientOp : public ExchangePoolOpBase {
     const int64_t size = *static_cast<const int64_t*>(ctx->input(0).data());
     if (size < 0) return errors::InvalidArgument("size must be 0 or more, got ", size);
     Tensor* flat = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({size}), &flat));
+    TF_RETURN_IF_ERROR(AllocateToSend(ctx, 0, TensorShape({size}), &flat));
     kvtable::SumPlaced(placed, flat_, flat->data(), size, threads);
     return absl::OkStatus();
   }
@@ -94,7 +110,8 @@ class ExchangePoolWeightsGradientOp : public ExchangePoolOpBase {
     KernelThreads threads(ctx);
     std::vector<std::unique_ptr<kvtable::Bags>> bags;
     TF_RETURN_IF_ERROR(MakeBags(ctx, &threads, &bags));
-    const Tensor& flat = ctx->input(0);
+    kvtable::PlacedRows flat;
+    TF_RETURN_IF_ERROR(ReadRows(ctx, &flat));
     tf::OpInputList rows, gradients, weights;
     TF_RETURN_IF_ERROR(ctx->input_list("rows", &rows));
     TF_RETURN_IF_ERROR(ctx->input_list("gradients", &gradients));
@@ -113,7 +130,7 @@ class ExchangePoolWeightsGradientOp : public ExchangePoolOpBase {
       placed.push_back(
           {bags[t].get(), combiners_[t], dims_[t], rows[i].data(), gradients[i].data(), out->data()});
     }
-    kvtable::FindPlacedWeightsGradient(placed, flat_, flat.data(), flat.NumElements(), threads);
+    kvtable::FindPlacedWeightsGradient(placed, flat, threads);
     return absl::OkStatus();
   }
 };

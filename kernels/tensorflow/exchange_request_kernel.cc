@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_join.h"
 #include "catch_errors.h"
+#include "current_exchange.h"
 #include "errors.h"
 #include "kernel.h"
 #include "kernel_threads.h"
@@ -280,7 +281,7 @@ class RequestOp : public Kernel {
       words += words_of(keys);
     }
     Tensor *message = nullptr, *splits = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({words}), &message));
+    TF_RETURN_IF_ERROR(AllocateToSend(ctx, 0, TensorShape({words}), &message));
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({ranks_}), &splits));
     std::vector<std::vector<kvtable::DistinctByPart::Share>> shares(names_.size());
     int64_t* next = static_cast<int64_t*>(message->data());

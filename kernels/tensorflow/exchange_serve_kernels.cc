@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "arrival.h"
 #include "errors.h"
 #include "kernel.h"
 #include "kernel_threads.h"
@@ -249,21 +250,25 @@ class CheckOp : public Kernel {
   absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadAttrs(ctx, "dims", &dims_); }
 
   absl::Status Work(OpKernelContext* ctx) override {
-    const Tensor &message = ctx->input(0), &words = ctx->input(1), &flat = ctx->input(2),
-                 &came = ctx->input(3);
+    const Tensor &message = ctx->input(0), &words = ctx->input(1), &came = ctx->input(3);
     const int64_t ranks = words.NumElements();
     if (came.NumElements() != ranks) {
       return errors::InvalidArgument("there are splits of ", ranks, " and of ", came.NumElements(), " ranks");
     }
-    const int64_t element = tf::DataTypeSize(flat.dtype());
-    const char* bytes = static_cast<const char*>(flat.data());
+    Received flat;
+    TF_RETURN_IF_ERROR(flat.Read(ctx->input(2)));
+    const int64_t element = tf::DataTypeSize(flat.dtype), elements = flat.elements();
+    if (flat.in_place && static_cast<int64_t>(flat.pieces.size()) != ranks) {
+      return errors::InvalidArgument("there are splits of ", ranks, " ranks, and ", flat.pieces.size(),
+                                     " sent");
+    }
     absl::StatusCode code = absl::StatusCode::kOk;
     std::string failed;
     int64_t failures = 0, asked_at = 0, came_at = 0;
     for (int64_t r = 0; r < ranks; ++r) {
       const int64_t asked = words.flat<int32_t>()(r), size = came.flat<int32_t>()(r);
-      if (asked < 0 || size < 0 || asked_at + asked > message.NumElements() ||
-          came_at + size > flat.NumElements()) {
+      if (asked < 0 || size < 0 || asked_at + asked > message.NumElements() || came_at + size > elements ||
+          (flat.in_place && flat.pieces[static_cast<size_t>(r)].bytes != size * element)) {
         return errors::InvalidArgument("the splits are of more than there is");
       }
       const kvtable::AskedKeys keys =
@@ -274,7 +279,9 @@ class CheckOp : public Kernel {
       int64_t expected = 0;
       for (size_t t = 0; t < dims_.size(); ++t) expected += keys.counts[t] * dims_[t];
       if (size != expected) {
-        const absl::Status status = ReadError(bytes + came_at * element, size * element);
+        const char* const sent = flat.in_place ? flat.pieces[static_cast<size_t>(r)].data
+                                               : flat.pieces[0].data + came_at * element;
+        const absl::Status status = ReadError(sent, size * element);
         absl::StrAppend(&failed, failures == 0 ? "" : " | ", "rank ", r, ": ", status.message());
         if (failures++ == 0) code = status.code();
       }

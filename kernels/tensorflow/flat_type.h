@@ -7,12 +7,14 @@
 
 namespace kvtools {
 
-// By the attributes of an op whose rows are of `dtype`: what the elements of its buffer are.
+// By the attributes of an op whose rows are of `dtype`: what the elements of its buffer are. A variant has those of
+// Twire.
 inline absl::Status ReadFlatType(tensorflow::OpKernelConstruction* ctx, tensorflow::DataType dtype,
                                  kvtable::ValueType* type) {
   tensorflow::DataType flat;
   bool bfloat16_bits;
   TF_RETURN_IF_ERROR(ReadAttrs(ctx, "Tflat", &flat, "bfloat16_bits", &bfloat16_bits));
+  if (flat == tensorflow::DT_VARIANT) TF_RETURN_IF_ERROR(ReadAttrs(ctx, "Twire", &flat));
   if (bfloat16_bits && flat != tensorflow::DT_HALF) {
     return errors::InvalidArgument("bits of bfloat16 are in a buffer of half, got ",
                                    tensorflow::DataTypeString(flat));

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "current_exchange.h"
 #include "errors.h"
 #include "flat_type.h"
-#include "huge_output.h"
 #include "kernel_threads.h"
 
 namespace kvtools {
@@ -48,8 +48,7 @@ struct ReplyLayout {
 
   // Outputs 0 and 1: the flat buffer, and how many elements of it each rank gets.
   absl::Status Allocate(tensorflow::OpKernelContext* ctx, tensorflow::Tensor** flat) const {
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({total}), flat));
-    WantHugePages(ctx, **flat);
+    TF_RETURN_IF_ERROR(AllocateToSend(ctx, 0, tensorflow::TensorShape({total}), flat));
     const int64_t ranks = static_cast<int64_t>(rank_elements.size());
     tensorflow::Tensor* splits = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, tensorflow::TensorShape({ranks}), &splits));

@@ -103,7 +103,7 @@ def look_up(
             keys = within_limits(tables, keys, names)
     reply, reply_splits = _reply(lookups, keys, counts, train, wide, travel)
     with tf.device("CPU:0"):
-        flat, came = world.alltoall(reply, reply_splits, ranks.exchange_name("rows", names))
+        flat, came = world.alltoall_in_place(reply, reply_splits, ranks.exchange_name("rows", names))
         if world.size > 1:
             flat = _checked(flat, raw.kv_exchange_check(message, splits, flat, came, T=len(tables), dims=how.dims))
         pooled = raw.kv_exchange_pool(
@@ -111,6 +111,7 @@ def look_up(
             places,
             *how.inputs,
             dtype=wide,
+            Twire=reply.dtype,
             bfloat16_bits=travel.bfloat16_bits,
             combiners=[one.combiner for one in lookups],
             **how.attributes,

@@ -1,4 +1,4 @@
-"""Gradients of the ops of an exchange. That of the alltoall between them is Horovod's own."""
+"""Gradients of the ops of an exchange. That of Horovod's alltoall is its own."""
 
 from __future__ import annotations
 
@@ -70,8 +70,9 @@ def _weights_gradient(
     skipped = getattr(op, "skip_input_indices", None) or ()
     if all(first + w in skipped for w in range(weights)):
         return [None] * weights
+    wire = {"Twire": op.get_attr("Twire")} if flat.dtype == tf.variant else {}
     found: list[tf.Tensor | None] = raw.kv_exchange_pool_weights_gradient(
-        flat, list(rows), list(grads), *ids, **_pool_attrs(op)
+        flat, list(rows), list(grads), *ids, **_pool_attrs(op), **wire
     )
     return found
 
@@ -80,9 +81,10 @@ def _weights_gradient(
 def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Tensor | None]:
     flat, ids = op.inputs[0], _id_inputs(op, op.inputs[1:])
     with tf.device("CPU:0"):
-        of_rows = raw.kv_exchange_pool_gradient(
-            tf.size(flat, out_type=tf.int64), list(grads), *ids, Tflat=flat.dtype, **_pool_attrs(op)
-        )
+        in_place = flat.dtype == tf.variant
+        size = raw.kv_shared_exchange_size(flat) if in_place else tf.size(flat, out_type=tf.int64)
+        wire = op.get_attr("Twire") if in_place else flat.dtype
+        of_rows = raw.kv_exchange_pool_gradient(size, list(grads), *ids, Tflat=wire, **_pool_attrs(op))
         of_weights = _weights_gradient(op, flat, op.outputs, grads, ids)
     return [of_rows, *[None] * (len(op.inputs) - 1 - len(of_weights)), *of_weights]
 
@@ -98,5 +100,19 @@ def _pool_gradient_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.Tensor
     return [None, *pooled, *[None] * (len(op.inputs) - 1 - tables - len(of_weights)), *of_weights]
 
 
-for _name in ("KvExchangeRequest", "KvExchangeServe", "KvExchangeCheck"):
+@tf_ops.RegisterGradient("KvSharedExchange")
+@tf_ops.RegisterGradient("KvSharedAlltoall")
+def _alltoall_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
+    """What was received from a rank goes back to it."""
+    with tf.device("CPU:0"):
+        back, _ = raw.kv_shared_alltoall(
+            grad,
+            op.outputs[1],
+            exchange=f"{tf.compat.as_str(op.get_attr('exchange'))}.gradient",
+            ranks=op.get_attr("ranks"),
+        )
+    return [back, None]
+
+
+for _name in ("KvExchangeRequest", "KvExchangeServe", "KvExchangeCheck", "KvSharedExchangeSize"):
     tf_ops.NotDifferentiable(_name)

@@ -6,7 +6,9 @@ from tfplugin import ranks
 
 
 def init(comm_tool: str = "horovod", use_legacy_optimizer: bool | None = None) -> None:
-    """Finds out which rank this process is. Call it after ``hvd.init()``; calling it again is harmless.
+    """Finds out which rank this process is. Call it after ``hvd.init()``, on all ranks; calling it again is harmless.
+
+    Ranks that are all on one machine share memory from then on, and lookups exchange through it, not over Horovod.
 
     Without Horovod, in a process that was not started by ``horovodrun``, everything works as a single rank.
 
@@ -37,6 +39,6 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool | None = None) -
         ranks.keep(ranks.SingleRank())
         return
     try:
-        ranks.find()
+        ranks.find().connect()
     except RuntimeError as error:
         raise RuntimeError(f"sok.init: {error}") from error

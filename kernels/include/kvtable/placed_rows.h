@@ -1,5 +1,5 @@
-// Pooled lookups of rows that are at hand: they lie in one buffer, of several dims, and the key of an id is
-// the place of its row in it: the number of the element at which it begins.
+// Pooled lookups of rows that are at hand: they lie in one buffer, or in pieces of one, of several dims, and the
+// key of an id is the place of its row in it: the number of the element at which it begins.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,16 @@ namespace kvtable {
 // All three throw Error(kInvalidArgument) where a place is not in the buffer. Bags are of places, int64; the
 // buffer is of their value type, or, where that is float32, of a 16-bit one.
 
+// A buffer, in pieces that lie anywhere. A row is in one piece.
+struct PlacedRows {
+  struct Piece {
+    const void* data;
+    int64_t elements;
+  };
+  ValueType type;
+  std::vector<Piece> pieces;
+};
+
 struct PlacedPool {
   const Bags* bags;
   Combiner combiner;
@@ -21,8 +31,7 @@ struct PlacedPool {
 };
 
 // Sums are taken as PoolRows takes them.
-void PoolPlaced(const std::vector<PlacedPool>& pools, ValueType type, const void* rows, int64_t elements,
-                ParallelFor& threads);
+void PoolPlaced(const std::vector<PlacedPool>& pools, const PlacedRows& rows, ParallelFor& threads);
 
 struct PlacedWeightsGradient {
   const Bags* bags;  // with weights
@@ -33,8 +42,8 @@ struct PlacedWeightsGradient {
   void* weights;         // (ids of the input): double for double, else float; zeros to begin with
 };
 
-void FindPlacedWeightsGradient(const std::vector<PlacedWeightsGradient>& pools, ValueType type,
-                               const void* rows, int64_t elements, ParallelFor& threads);
+void FindPlacedWeightsGradient(const std::vector<PlacedWeightsGradient>& pools, const PlacedRows& rows,
+                               ParallelFor& threads);
 
 struct PlacedGradient {
   const Bags* bags;

@@ -34,30 +34,69 @@ inline void CheckPlace(int64_t place, int64_t dim, int64_t elements) {
   if (place < 0 || place > elements - dim) ThrowOutside(place, dim, elements);
 }
 
-// Rows of T, which lie in a buffer of `type`: T's own, or a 16-bit one.
+// Where the places of a buffer in pieces are.
+class PlacesInPieces {
+ public:
+  explicit PlacesInPieces(const PlacedRows& rows) : size_(SizeOf(rows.type)) {
+    for (const PlacedRows::Piece& piece : rows.pieces) {
+      if (piece.elements == 0) continue;
+      pieces_.push_back({end_, end_ + piece.elements, static_cast<const char*>(piece.data)});
+      end_ += piece.elements;
+    }
+    if (pieces_.empty()) pieces_.push_back({0, 0, nullptr});
+  }
+
+  const char* Row(int64_t place, int64_t dim) const {
+    const Piece& piece = PieceOf(place);
+    if (place < piece.begin || place > piece.end - dim) ThrowOutside(place, dim, end_);
+    return piece.data + (place - piece.begin) * size_;
+  }
+
+  // The same where any place may be asked for, to no more than a prefetch.
+  const char* Hint(int64_t place) const {
+    const Piece& piece = PieceOf(place);
+    return piece.data + (place - piece.begin) * size_;
+  }
+
+  int64_t element_bytes() const { return size_; }
+
+ private:
+  struct Piece {
+    int64_t begin;
+    int64_t end;
+    const char* data;
+  };
+
+  // There are as many as ranks of a machine: few. Which one it is no processor foresees, so that it is counted.
+  const Piece& PieceOf(int64_t place) const {
+    size_t number = 0;
+    for (size_t p = 1; p < pieces_.size(); ++p) number += place >= pieces_[p].begin;
+    return pieces_[number];
+  }
+
+  const int64_t size_;
+  int64_t end_ = 0;
+  std::vector<Piece> pieces_;  // in order, none empty; at least one
+};
+
+// Rows of T, which lie in a buffer of T's own type, or a 16-bit one.
 template <class T>
 class RowsAtPlaces {
  public:
-  RowsAtPlaces(const Bags& bags, int64_t dim, ValueType type, const void* rows, int64_t elements, int64_t end)
-      : places_(reinterpret_cast<const int64_t*>(bags.keys())),
-        rows_(static_cast<const char*>(rows)),
-        size_(SizeOf(type)),
-        dim_(dim),
-        elements_(elements),
-        end_(end) {
-    if (type == bags.value_type()) return;
-    CheckNarrows(bags.value_type(), type);
-    load_ = BestRowConversion(type).load;
+  RowsAtPlaces(const Bags& bags, int64_t dim, const PlacedRows& rows, int64_t end)
+      : places_(reinterpret_cast<const int64_t*>(bags.keys())), rows_(rows), dim_(dim), end_(end) {
+    if (rows.type == bags.value_type()) return;
+    CheckNarrows(bags.value_type(), rows.type);
+    load_ = BestRowConversion(rows.type).load;
     row_.resize(static_cast<size_t>(dim));
   }
 
   const T* Row(int64_t i) {
     next_ = i + 1;
-    CheckPlace(places_[i], dim_, elements_);
     if (i + kRowsAhead < end_) {
-      PrefetchRow<kAnyBytes>(rows_ + places_[i + kRowsAhead] * size_, dim_ * size_);
+      PrefetchRow<kAnyBytes>(rows_.Hint(places_[i + kRowsAhead]), dim_ * rows_.element_bytes());
     }
-    const char* const row = rows_ + places_[i] * size_;
+    const char* const row = rows_.Row(places_[i], dim_);
     if constexpr (std::is_same_v<T, float>) {
       if (load_ != nullptr) {
         load_(row, dim_, row_.data());
@@ -70,10 +109,8 @@ class RowsAtPlaces {
 
  private:
   const int64_t* const places_;
-  const char* const rows_;
-  const int64_t size_;
+  const PlacesInPieces rows_;
   const int64_t dim_;
-  const int64_t elements_;
   const int64_t end_;
   void (*load_)(const void* from, int64_t n, float* to) = nullptr;
   std::vector<float> row_;  // where `load_` puts it
@@ -102,27 +139,26 @@ void AddRange(const PlacedGradient& g, ComputeOf<T>* sums, int64_t elements, int
 
 }  // namespace
 
-void PoolPlaced(const std::vector<PlacedPool>& pools, ValueType type, const void* rows, int64_t elements,
-                ParallelFor& threads) {
+void PoolPlaced(const std::vector<PlacedPool>& pools, const PlacedRows& rows, ParallelFor& threads) {
   ForBagRanges(
       pools, threads, [](const auto&) { return true; },
       [&](const PlacedPool& pool, int64_t first, int64_t last) {
         VisitValueType(pool.bags->value_type(), [&](auto t) {
           using T = decltype(t);
-          RowsAtPlaces<T> found(*pool.bags, pool.dim, type, rows, elements, pool.bags->begin(last));
+          RowsAtPlaces<T> found(*pool.bags, pool.dim, rows, pool.bags->begin(last));
           PoolBags(*pool.bags, pool.combiner, pool.dim, first, last, found, static_cast<T*>(pool.pooled));
         });
       });
 }
 
-void FindPlacedWeightsGradient(const std::vector<PlacedWeightsGradient>& pools, ValueType type,
-                               const void* rows, int64_t elements, ParallelFor& threads) {
+void FindPlacedWeightsGradient(const std::vector<PlacedWeightsGradient>& pools, const PlacedRows& rows,
+                               ParallelFor& threads) {
   ForBagRanges(
       pools, threads, [](const auto&) { return true; },
       [&](const PlacedWeightsGradient& pool, int64_t first, int64_t last) {
         VisitValueType(pool.bags->value_type(), [&](auto t) {
           using T = decltype(t);
-          RowsAtPlaces<T> found(*pool.bags, pool.dim, type, rows, elements, pool.bags->begin(last));
+          RowsAtPlaces<T> found(*pool.bags, pool.dim, rows, pool.bags->begin(last));
           FindWeightsGradient(*pool.bags, pool.combiner, pool.dim, first, last, found,
                               static_cast<const T*>(pool.pooled), static_cast<const T*>(pool.gradient),
                               static_cast<ComputeOf<T>*>(pool.weights));

@@ -1,0 +1,545 @@
+#include "kvtable/shared_exchange.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "kvtable/types.h"
+#include "ranks/rank_sockets.h"
+#include "ranks/shared_buffers.h"
+
+namespace kvtable {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kLookAfterMs = 1000;  // at what waits for long
+constexpr size_t kMostNameBytes = 64 << 10;
+
+enum class What : uint32_t {
+  kSends,    // a part of an exchange
+  kHasRead,  // what was sent as `number`
+  kDropped,  // buffer `buffer`: it will not be sent from any more
+};
+
+// A message; the name and the kind follow it.
+struct Head {
+  What what = What::kSends;
+  uint32_t name_bytes = 0;
+  uint64_t number = 0;
+  uint64_t buffer = 0;
+  int64_t buffer_bytes = 0;
+  int64_t begin = 0;  // of the part, in the buffer
+  int64_t bytes = 0;
+};
+
+std::string ToMessage(const Head& head, const std::string& name = "", const std::string& kind = "") {
+  return std::string(reinterpret_cast<const char*>(&head), sizeof head) + name + kind;
+}
+
+// A buffer of another rank, mapped here.
+class Mapped {
+ public:
+  Mapped(int file, int64_t bytes) : bytes_(static_cast<size_t>(bytes)) {
+    void* const data = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED | MAP_POPULATE, file, 0);
+    data_ = data == MAP_FAILED ? nullptr : static_cast<const char*>(data);
+  }
+  ~Mapped() {
+    if (data_ != nullptr) munmap(const_cast<char*>(data_), bytes_);
+  }
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+
+  const char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  const size_t bytes_;
+  const char* data_;
+};
+
+// What another rank has said that it sends.
+struct Came {
+  std::string kind;
+  uint64_t number = 0;
+  int64_t bytes = 0;
+  SharedExchange::Piece piece;
+  std::shared_ptr<const Mapped> mapped;
+  std::string problem;  // why it cannot be read
+};
+
+// What this rank has started. Without `ended` it was cancelled.
+struct Started {
+  uint64_t number;
+  std::string kind;
+  SharedExchange::Piece own;
+  std::shared_ptr<void> owner;
+  SharedExchange::Ended ended;
+  Clock::time_point since;
+  int warned = 0;  // times
+};
+
+// All under way of a name, the first first. Parts of the others may be here before this rank has started.
+struct Channel {
+  explicit Channel(int ranks) : came(static_cast<size_t>(ranks)) {}
+
+  bool is_over() const {
+    return started.empty() &&
+           std::all_of(came.begin(), came.end(), [](const auto& of) { return of.empty(); });
+  }
+
+  std::deque<Started> started;
+  std::vector<std::deque<Came>> came;  // by rank
+};
+
+// What was sent, and who has yet to read it.
+struct Unread {
+  std::shared_ptr<void> owner;
+  std::shared_ptr<SharedBuffer> buffer;
+  std::vector<bool> by;
+};
+
+// What is called, and what goes, once no lock is held.
+struct Afterwards {
+  std::vector<std::function<void()>> calls;
+  std::vector<Unread> read;
+
+  void Run() {
+    for (const auto& call : calls) call();
+  }
+};
+
+}  // namespace
+
+class SharedExchange::State : public std::enable_shared_from_this<State>, private RankSockets::Receiver {
+ public:
+  State(int rank, std::vector<int> sockets, Options options)
+      : rank_(rank),
+        ranks_(static_cast<int>(sockets.size())),
+        options_(std::move(options)),
+        sockets_(rank, std::move(sockets)),
+        mapped_(static_cast<size_t>(ranks_)),
+        known_(static_cast<size_t>(ranks_)) {}
+
+  void Begin() {
+    thread_ = std::thread([state = shared_from_this()] { state->ReceiveAll(); });
+  }
+
+  void End() {
+    {
+      const std::lock_guard<std::mutex> hold(mutex_);
+      ended_ = true;
+      sockets_.Wake();
+    }
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      thread_.detach();
+    } else {
+      thread_.join();
+    }
+  }
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+
+  bool is_idle() const {
+    const std::lock_guard<std::mutex> hold(mutex_);
+    return !lost_ && channels_.empty();
+  }
+
+  std::shared_ptr<SharedBuffer> Take(int64_t bytes) {
+    SharedBuffers::Idle idle;
+    std::shared_ptr<SharedBuffer> taken;
+    try {
+      taken = buffers_->Take(bytes, &idle);
+    } catch (const Error&) {
+      for (auto& free : buffers_->DropAll()) idle.push_back(std::move(free));
+      if (idle.empty()) throw;
+      Forget(&idle);
+      taken = buffers_->Take(bytes, &idle);
+    }
+    Forget(&idle);
+    return taken;
+  }
+
+  std::shared_ptr<SharedBuffer> Holding(const char* data, int64_t bytes) const {
+    return buffers_->Holding(data, bytes);
+  }
+
+  uint64_t Start(Sent sent, Ended ended) {
+    if (sent.name.size() + sent.kind.size() > kMostNameBytes) {
+      throw Error(ErrorCode::kInvalidArgument, "the name of an exchange has " +
+                                                   std::to_string(sent.name.size()) +
+                                                   " bytes, more than may be: give the lookup a shorter one");
+    }
+    Afterwards afterwards;
+    uint64_t number;
+    {
+      const std::lock_guard<std::mutex> hold(mutex_);
+      const auto it = channels_.try_emplace(sent.name, ranks_).first;
+      std::deque<Started>& started = it->second.started;
+      if (!started.empty() && started.back().ended) {
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            "an exchange '" + sent.name +
+                "' is under way on this rank already: give each lookup of a step a `name` of its own");
+      }
+      number = next_number_++;
+      started.push_back({number, sent.kind, {}, sent.owner, std::move(ended), Clock::now()});
+      SendParts(number, std::move(sent), &started.back());
+      Match(it, &afterwards);
+    }
+    afterwards.Run();
+    return number;
+  }
+
+  void Cancel(uint64_t number) {
+    Afterwards afterwards;
+    {
+      const std::lock_guard<std::mutex> hold(mutex_);
+      for (auto& [name, channel] : channels_) {
+        for (Started& started : channel.started) {
+          if (started.number != number || !started.ended) continue;
+          Fail(&started, ExchangeFailure::Kind::kCancelled, "exchange '" + name + "' was cancelled",
+               &afterwards);
+        }
+      }
+    }
+    afterwards.Run();
+  }
+
+ private:
+  using Channels = std::map<std::string, Channel>;
+
+  // What came of a rank in an exchange that is over, read or not.
+  struct Part {
+    int rank;
+    uint64_t number;
+    std::shared_ptr<const Mapped> mapped;
+  };
+
+  class ArrivalHere : public Arrival {
+   public:
+    ArrivalHere(std::shared_ptr<State> state, std::shared_ptr<void> own)
+        : state_(std::move(state)), own_(std::move(own)) {}
+    ~ArrivalHere() override { state_->HasRead(parts); }
+
+    std::vector<Part> parts;
+
+   private:
+    const std::shared_ptr<State> state_;
+    const std::shared_ptr<void> own_;
+  };
+
+  // ---- Of the calling threads ----------------------------------------------------------------------------
+
+  void SendParts(uint64_t number, Sent sent, Started* started) {
+    const char* at = sent.data;
+    Unread unread{std::move(sent.owner), sent.buffer, std::vector<bool>(static_cast<size_t>(ranks_))};
+    for (int r = 0; r < ranks_; ++r) {
+      const int64_t bytes = sent.bytes[static_cast<size_t>(r)];
+      if (r == rank_) {
+        started->own = {at, bytes};
+      } else if (!sockets_.is_gone(r)) {
+        Head head{What::kSends, static_cast<uint32_t>(sent.name.size()), number};
+        int file = -1;
+        if (bytes > 0) {
+          head.buffer = sent.buffer->number();
+          head.buffer_bytes = sent.buffer->bytes();
+          head.begin = at - sent.buffer->data();
+          head.bytes = bytes;
+          unread.by[static_cast<size_t>(r)] = true;
+          if (known_[static_cast<size_t>(r)].insert(head.buffer).second) file = sent.buffer->file();
+        }
+        sockets_.Send(r, ToMessage(head, sent.name, sent.kind), file);
+      }
+      at += bytes;
+    }
+    if (IsUnread(unread)) unread_.emplace(number, std::move(unread));
+  }
+
+  static bool IsUnread(const Unread& unread) {
+    return std::find(unread.by.begin(), unread.by.end(), true) != unread.by.end();
+  }
+
+  void HasRead(const std::vector<Part>& parts) {
+    const std::lock_guard<std::mutex> hold(mutex_);
+    for (const Part& part : parts) SendHasRead(part.rank, part.number);
+  }
+
+  void SendHasRead(int rank, uint64_t number) {
+    Head head{What::kHasRead};
+    head.number = number;
+    sockets_.Send(rank, ToMessage(head));
+  }
+
+  // Frees buffers, which the others may have mapped.
+  void Forget(SharedBuffers::Idle* idle) {
+    if (idle->empty()) return;
+    {
+      const std::lock_guard<std::mutex> hold(mutex_);
+      for (const auto& buffer : *idle) {
+        Head head{What::kDropped};
+        head.buffer = buffer->number();
+        for (int r = 0; r < ranks_; ++r) {
+          if (known_[static_cast<size_t>(r)].erase(head.buffer) > 0) sockets_.Send(r, ToMessage(head));
+        }
+      }
+    }
+    idle->clear();
+  }
+
+  // ---- Under the lock ------------------------------------------------------------------------------------
+
+  // Ends what of a channel can be ended, and the channel where nothing is left; returns the next one.
+  Channels::iterator Match(Channels::iterator it, Afterwards* afterwards) {
+    Channel& channel = it->second;
+    while (!channel.started.empty()) {
+      int lost = -1;
+      bool all_came = true;
+      for (int r = 0; r < ranks_; ++r) {
+        if (r == rank_ || !channel.came[static_cast<size_t>(r)].empty()) continue;
+        all_came = false;
+        if (sockets_.is_gone(r)) lost = r;
+      }
+      if (!all_came && lost < 0) break;
+      Started started = std::move(channel.started.front());
+      channel.started.pop_front();
+      std::vector<Came> came(static_cast<size_t>(ranks_));
+      for (size_t r = 0; r < came.size(); ++r) {
+        if (channel.came[r].empty()) continue;
+        came[r] = std::move(channel.came[r].front());
+        channel.came[r].pop_front();
+      }
+      Deliver(it->first, std::move(started), std::move(came), lost, afterwards);
+    }
+    return channel.is_over() ? channels_.erase(it) : std::next(it);
+  }
+
+  void Deliver(const std::string& name, Started started, std::vector<Came> came, int lost,
+               Afterwards* afterwards) {
+    const auto arrival = std::make_shared<ArrivalHere>(shared_from_this(), started.owner);
+    for (size_t r = 0; r < came.size(); ++r) {
+      const int rank = static_cast<int>(r);
+      arrival->pieces.push_back(rank == rank_ ? started.own : came[r].piece);
+      if (came[r].bytes > 0) arrival->parts.push_back({rank, came[r].number, came[r].mapped});
+    }
+    // What tells the others that it was read goes without the lock, whether it is delivered or not.
+    afterwards->calls.push_back([arrival] {});
+    if (!started.ended) return;
+    if (lost >= 0) {
+      return Fail(&started, ExchangeFailure::Kind::kRankLost, LostText(name, lost), afterwards);
+    }
+    for (size_t r = 0; r < came.size(); ++r) {
+      if (static_cast<int>(r) == rank_) continue;
+      const std::string of = "exchange '" + name + "': rank " + std::to_string(r);
+      if (came[r].kind != started.kind) {
+        return Fail(&started, ExchangeFailure::Kind::kOtherKind,
+                    of + " sends " + came[r].kind + ", and rank " + std::to_string(rank_) + " " +
+                        started.kind + ": every rank makes the same calls in each step",
+                    afterwards);
+      }
+      if (!came[r].problem.empty()) {
+        return Fail(&started, ExchangeFailure::Kind::kNoResource, of + ": " + came[r].problem, afterwards);
+      }
+    }
+    afterwards->calls.back() = [arrival, ended = std::move(started.ended)] { ended(arrival, nullptr); };
+  }
+
+  std::string LostText(const std::string& name, int lost) const {
+    return "rank " + std::to_string(lost) + " has ended, and rank " + std::to_string(rank_) +
+           " waited for its part of exchange '" + name + "': its own output says why";
+  }
+
+  static void Fail(Started* started, ExchangeFailure::Kind kind, std::string what, Afterwards* afterwards) {
+    afterwards->calls.push_back(
+        [ended = std::move(started->ended), failure = ExchangeFailure{kind, std::move(what)}] {
+          ended(nullptr, &failure);
+        });
+    started->ended = nullptr;
+  }
+
+  // ---- Of the thread -------------------------------------------------------------------------------------
+
+  void ReceiveAll() {
+    pthread_setname_np(pthread_self(), "kv-exchange");
+    for (;;) {
+      std::vector<pollfd> awaited;
+      {
+        const std::lock_guard<std::mutex> hold(mutex_);
+        if (ended_) break;
+        awaited = sockets_.Awaited();
+      }
+      RankSockets::Wait(std::move(awaited), kLookAfterMs);
+      Afterwards afterwards;
+      {
+        const std::lock_guard<std::mutex> hold(mutex_);
+        afterwards_ = &afterwards;
+        sockets_.Receive(this);
+        LookAtWaits();
+        afterwards_ = nullptr;
+      }
+      afterwards.Run();
+    }
+    Afterwards afterwards;
+    {
+      const std::lock_guard<std::mutex> hold(mutex_);
+      for (auto& [name, channel] : channels_) {
+        for (Started& started : channel.started) {
+          if (!started.ended) continue;
+          Fail(&started, ExchangeFailure::Kind::kRankLost,
+               "the ranks were connected anew during exchange '" + name + "'", &afterwards);
+        }
+      }
+    }
+    afterwards.Run();
+  }
+
+  void Received(int rank, const char* bytes, size_t size, int file, bool lost_file) override {
+    Head head;
+    std::memcpy(&head, bytes, sizeof head);
+    const size_t r = static_cast<size_t>(rank);
+    switch (head.what) {
+      case What::kSends: {
+        const std::string name(bytes + sizeof head, head.name_bytes);
+        Came came;
+        came.kind.assign(bytes + sizeof head + head.name_bytes, size - sizeof head - head.name_bytes);
+        came.number = head.number;
+        came.bytes = head.bytes;
+        if (head.bytes > 0) Map(rank, head, file, lost_file, &came);
+        const auto it = channels_.try_emplace(name, ranks_).first;
+        it->second.came[r].push_back(std::move(came));
+        Match(it, afterwards_);
+        break;
+      }
+      case What::kHasRead: {
+        const auto it = unread_.find(head.number);
+        if (it != unread_.end()) WasRead(it, r);
+        break;
+      }
+      case What::kDropped:
+        mapped_[r].erase(head.buffer);
+        break;
+    }
+    if (file >= 0) close(file);
+  }
+
+  void Gone(int rank) override {
+    lost_ = true;
+    const size_t r = static_cast<size_t>(rank);
+    mapped_[r].clear();
+    known_[r].clear();
+    for (auto it = unread_.begin(); it != unread_.end();) it = WasRead(it, r);
+    for (auto it = channels_.begin(); it != channels_.end();) it = Match(it, afterwards_);
+  }
+
+  using AllUnread = std::map<uint64_t, Unread>;
+
+  AllUnread::iterator WasRead(AllUnread::iterator it, size_t by) {
+    it->second.by[by] = false;
+    if (IsUnread(it->second)) return std::next(it);
+    afterwards_->read.push_back(std::move(it->second));
+    return unread_.erase(it);
+  }
+
+  // Where a part of another rank is in this process.
+  void Map(int rank, const Head& head, int file, bool lost_file, Came* came) {
+    std::shared_ptr<const Mapped>& mapped = mapped_[static_cast<size_t>(rank)][head.buffer];
+    if (mapped == nullptr && file >= 0) mapped = std::make_shared<Mapped>(file, head.buffer_bytes);
+    if (mapped == nullptr || mapped->data() == nullptr) {
+      came->problem = lost_file ? "this process has too many open files (ulimit -n) for what it sends"
+                                : "this process has no memory to map what it sends";
+      return;
+    }
+    came->mapped = mapped;
+    came->piece = {mapped->data() + head.begin, head.bytes};
+  }
+
+  // Tells of exchanges that wait for long, or ends them.
+  void LookAtWaits() {
+    const Clock::time_point now = Clock::now();
+    if (now - looked_ < std::chrono::milliseconds(kLookAfterMs)) return;
+    looked_ = now;
+    for (auto& [name, channel] : channels_) {
+      for (Started& started : channel.started) {
+        if (!started.ended) continue;
+        const auto waited = now - started.since;
+        if (options_.fail_after.count() > 0 && waited >= options_.fail_after) {
+          Fail(&started, ExchangeFailure::Kind::kStalled, WaitText(name, channel, waited), afterwards_);
+        } else if (options_.warn && options_.warn_after.count() > 0 &&
+                   waited >= options_.warn_after * (started.warned + 1)) {
+          ++started.warned;
+          afterwards_->calls.push_back(
+              [warn = options_.warn, text = WaitText(name, channel, waited)] { warn(text); });
+        }
+      }
+    }
+  }
+
+  std::string WaitText(const std::string& name, const Channel& channel, Clock::duration waited) const {
+    std::string text = "rank " + std::to_string(rank_) + " has waited " +
+                       std::to_string(std::chrono::duration_cast<std::chrono::seconds>(waited).count()) +
+                       " s in exchange '" + name + "' for";
+    const char* before = " ";
+    for (int r = 0; r < ranks_; ++r) {
+      const size_t of = static_cast<size_t>(r);
+      if (r == rank_ || !channel.came[of].empty()) continue;
+      text += before + ("rank " + std::to_string(r));
+      before = ", ";
+      for (const auto& [other, at] : channels_) {
+        if (at.came[of].empty() || !at.started.empty()) continue;
+        text += ", which is in '" + other + "'";
+        break;
+      }
+    }
+    return text + ": every rank makes the same calls in each step";
+  }
+
+  const int rank_;
+  const int ranks_;
+  const Options options_;
+  const std::shared_ptr<SharedBuffers> buffers_ = std::make_shared<SharedBuffers>();
+  std::thread thread_;
+  Clock::time_point looked_ = Clock::now();  // of the thread
+
+  mutable std::mutex mutex_;  // for all below
+  bool ended_ = false;
+  bool lost_ = false;
+  RankSockets sockets_;
+  std::vector<std::unordered_map<uint64_t, std::shared_ptr<const Mapped>>> mapped_;  // buffers of each rank
+  std::vector<std::unordered_set<uint64_t>> known_;  // buffers of this one that each rank has the file of
+  Channels channels_;
+  AllUnread unread_;
+  uint64_t next_number_ = 1;
+  Afterwards* afterwards_ = nullptr;  // of the thread, while it receives
+};
+
+SharedExchange::SharedExchange(int rank, std::vector<int> sockets, Options options)
+    : state_(std::make_shared<State>(rank, std::move(sockets), std::move(options))) {
+  state_->Begin();
+}
+
+SharedExchange::~SharedExchange() { state_->End(); }
+
+int SharedExchange::rank() const { return state_->rank(); }
+int SharedExchange::ranks() const { return state_->ranks(); }
+bool SharedExchange::is_idle() const { return state_->is_idle(); }
+std::shared_ptr<SharedBuffer> SharedExchange::Take(int64_t bytes) { return state_->Take(bytes); }
+std::shared_ptr<SharedBuffer> SharedExchange::Holding(const char* data, int64_t bytes) const {
+  return state_->Holding(data, bytes);
+}
+uint64_t SharedExchange::Start(Sent sent, Ended ended) {
+  return state_->Start(std::move(sent), std::move(ended));
+}
+void SharedExchange::Cancel(uint64_t started) { state_->Cancel(started); }
+
+}  // namespace kvtable

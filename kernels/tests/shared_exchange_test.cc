@@ -1,0 +1,332 @@
+// Exchanges among ranks through shared memory. Each rank is an object of this process, or a process.
+#include "kvtable/shared_exchange.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "kvtable/types.h"
+#include "throws.h"
+
+namespace kvtable {
+namespace {
+
+using Kind = ExchangeFailure::Kind;
+
+#ifdef KVTABLE_TEST_FEW_ROUNDS
+constexpr int kRounds = 20;
+#else
+constexpr int kRounds = 200;
+#endif
+
+std::vector<std::vector<int>> SocketsOf(int ranks) {
+  std::vector<std::vector<int>> sockets(static_cast<size_t>(ranks),
+                                        std::vector<int>(static_cast<size_t>(ranks), -1));
+  for (size_t a = 0; a < sockets.size(); ++a) {
+    for (size_t b = 0; b < a; ++b) {
+      int pair[2];
+      CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
+      sockets[a][b] = pair[0];
+      sockets[b][a] = pair[1];
+    }
+  }
+  return sockets;
+}
+
+std::vector<std::unique_ptr<SharedExchange>> Ranks(int ranks, const SharedExchange::Options& options = {}) {
+  std::vector<std::unique_ptr<SharedExchange>> all;
+  const auto sockets = SocketsOf(ranks);
+  for (int r = 0; r < ranks; ++r) {
+    all.push_back(std::make_unique<SharedExchange>(r, sockets[static_cast<size_t>(r)], options));
+  }
+  return all;
+}
+
+// What an exchange gave.
+struct Got {
+  std::vector<std::string> parts;
+  bool failed = false;
+  ExchangeFailure failure{};
+};
+
+struct Running {
+  std::future<Got> got;
+  uint64_t number;
+};
+
+// Sends parts[r] to rank r.
+Running Start(SharedExchange* from, const std::string& name, const std::vector<std::string>& parts,
+              const std::string& kind = "bytes", std::shared_ptr<void> owner = nullptr) {
+  SharedExchange::Sent sent{name, kind, {}, nullptr, nullptr, std::move(owner)};
+  std::string all;
+  for (const std::string& part : parts) {
+    sent.bytes.push_back(static_cast<int64_t>(part.size()));
+    all += part;
+  }
+  if (!all.empty()) {
+    sent.buffer = from->Take(static_cast<int64_t>(all.size()));
+    sent.data = sent.buffer->data();
+    std::memcpy(sent.buffer->data(), all.data(), all.size());
+    CHECK(from->Holding(sent.data, static_cast<int64_t>(all.size())) == sent.buffer);
+    if (sent.owner == nullptr) sent.owner = sent.buffer;
+  }
+  const auto promise = std::make_shared<std::promise<Got>>();
+  Running running{promise->get_future(), 0};
+  running.number =
+      from->Start(std::move(sent), [promise](const std::shared_ptr<const SharedExchange::Arrival>& arrival,
+                                             const ExchangeFailure* failure) {
+        Got got;
+        if (failure != nullptr) {
+          got.failed = true;
+          got.failure = *failure;
+        } else {
+          for (const auto& piece : arrival->pieces)
+            got.parts.emplace_back(piece.data, static_cast<size_t>(piece.bytes));
+        }
+        promise->set_value(std::move(got));
+      });
+  return running;
+}
+
+std::string PartOf(int from, int to, int round, size_t bytes) {
+  std::string part = std::to_string(from) + ">" + std::to_string(to) + " in " + std::to_string(round) + " ";
+  const size_t head = part.size();
+  part.resize(std::max(bytes, head));
+  for (size_t i = head; i < part.size(); ++i)
+    part[i] = static_cast<char>(part[i % head] + static_cast<char>(i / head));
+  return bytes == 0 ? "" : part;
+}
+
+// What `from` sends to `to`: of many sizes, and sometimes nothing.
+std::string PartOf(int from, int to, int round) {
+  constexpr size_t kSizes[] = {0, 1, 100, 5000, 70000, 300000};
+  return PartOf(from, to, round, kSizes[static_cast<size_t>(from * 7 + to * 3 + round) % 6]);
+}
+
+void EachRankGetsWhatTheOthersSend() {
+  for (const int ranks : {1, 2, 3, 5}) {
+    const auto all = Ranks(ranks);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < ranks; ++r) {
+      threads.emplace_back([&, r] {
+        SharedExchange* const mine = all[static_cast<size_t>(r)].get();
+        std::mt19937 random(static_cast<unsigned>(r));
+        for (int round = 0; round < kRounds; ++round) {
+          // Four at once, on each rank in an order of its own.
+          std::vector<int> order{0, 1, 2, 3};
+          std::shuffle(order.begin(), order.end(), random);
+          std::vector<Running> running(4);
+          for (const int e : order) {
+            std::vector<std::string> parts;
+            for (int to = 0; to < ranks; ++to) parts.push_back(PartOf(r, to, 4 * round + e));
+            running[static_cast<size_t>(e)] = Start(mine, "exchange " + std::to_string(e), parts);
+          }
+          for (int e = 0; e < 4; ++e) {
+            const Got got = running[static_cast<size_t>(e)].got.get();
+            CHECK(!got.failed);
+            for (int from = 0; from < ranks; ++from) {
+              CHECK(got.parts[static_cast<size_t>(from)] == PartOf(from, r, 4 * round + e));
+            }
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& one : all) CHECK(one->is_idle());
+  }
+}
+
+void WhatIsSentStaysUntilAllHaveReadIt() {
+  const auto all = Ranks(2);
+  std::weak_ptr<int> owner;
+  std::shared_ptr<const SharedExchange::Arrival> kept;
+  std::promise<void> came;
+  SharedExchange::Sent sent{"x", "", {0, 0}, nullptr, nullptr, nullptr};
+  all[1]->Start(sent,
+                [&](const std::shared_ptr<const SharedExchange::Arrival>& arrival, const ExchangeFailure*) {
+                  kept = arrival;
+                  came.set_value();
+                });
+  {
+    const auto held = std::make_shared<int>();
+    owner = held;
+    CHECK(!Start(all[0].get(), "x", {"own", "other"}, "", held).got.get().failed);
+  }
+  came.get_future().wait();
+  CHECK(!owner.expired() && std::memcmp(kept->pieces[0].data, "other", 5) == 0);
+  kept.reset();
+  for (int i = 0; i < 1000 && !owner.expired(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK(owner.expired());
+}
+
+void BuffersAreUsedAgainAndGoWhenIdle() {
+  const auto all = Ranks(2);
+  std::vector<int64_t> sizes;
+  const auto open_files = [] {
+    int count = 0;
+    for (int file = 0; file < 1024; ++file) count += fcntl(file, F_GETFD) >= 0;
+    return count;
+  };
+  const auto turn = [&](size_t bytes) {
+    Running one = Start(all[0].get(), "x", {"", PartOf(0, 1, 0, bytes)});
+    Running other = Start(all[1].get(), "x", {PartOf(1, 0, 0, bytes), ""});
+    CHECK(one.got.get().parts[1] == PartOf(1, 0, 0, bytes) &&
+          other.got.get().parts[0] == PartOf(0, 1, 0, bytes));
+  };
+  for (int i = 0; i < 20; ++i) turn(size_t{1} << 20);
+  const int files = open_files();
+  for (int i = 0; i < 200; ++i) turn((size_t{1} << 20) - static_cast<size_t>(i) * 100);
+  CHECK(open_files() <= files + 4);
+  turn(size_t{64} << 20);
+  for (int i = 0; i < 200; ++i) turn(1000);
+  CHECK(open_files() <= files + 4);
+}
+
+void OtherKindsAndNamesUnderWayFail() {
+  const auto all = Ranks(2);
+  Running one = Start(all[0].get(), "x", {"a", "b"}, "float32");
+  Running other = Start(all[1].get(), "x", {"c", "d"}, "int64");
+  const Got got = one.got.get();
+  CHECK(got.failed && got.failure.kind == Kind::kOtherKind);
+  CHECK(got.failure.what.find("rank 1 sends int64, and rank 0 float32") != std::string::npos);
+  CHECK(other.got.get().failed);
+  one = Start(all[0].get(), "x", {"a", "b"});
+  CHECK(
+      Throws(ErrorCode::kInvalidArgument, "'x' is under way", [&] { Start(all[0].get(), "x", {"a", "b"}); }));
+  const std::string long_name(100000, 'x');
+  CHECK(Throws(ErrorCode::kInvalidArgument, "shorter", [&] { Start(all[0].get(), long_name, {"a", "b"}); }));
+  other = Start(all[1].get(), "x", {"c", "d"});
+  CHECK(one.got.get().parts == (std::vector<std::string>{"a", "c"}));
+  CHECK(other.got.get().parts == (std::vector<std::string>{"b", "d"}));
+}
+
+void ACancelledOneIsNotTakenForTheNext() {
+  const auto all = Ranks(2);
+  Running cancelled = Start(all[0].get(), "x", {"a", "b"});
+  all[0]->Cancel(cancelled.number);
+  const Got got = cancelled.got.get();
+  CHECK(got.failed && got.failure.kind == Kind::kCancelled);
+  CHECK(!all[0]->is_idle());
+  Running next = Start(all[0].get(), "x", {"e", "f"});
+  CHECK(Start(all[1].get(), "x", {"c", "d"}).got.get().parts == (std::vector<std::string>{"b", "d"}));
+  CHECK(Start(all[1].get(), "x", {"g", "h"}).got.get().parts == (std::vector<std::string>{"f", "h"}));
+  CHECK(next.got.get().parts == (std::vector<std::string>{"e", "g"}));
+  all[0]->Cancel(next.number);  // it has ended
+  CHECK(all[0]->is_idle());
+}
+
+void ARankThatEndsIsTold() {
+  auto all = Ranks(3);
+  Running last = Start(all[1].get(), "last", {"a", "b", "c"});
+  Running waits = Start(all[0].get(), "x", {"a", "b", "c"});
+  Running of_two = Start(all[2].get(), "x", {"a", "b", "c"});
+  all[1].reset();
+  for (Running* one : {&waits, &of_two}) {
+    const Got got = one->got.get();
+    CHECK(got.failed && got.failure.kind == Kind::kRankLost);
+    CHECK(got.failure.what.find("rank 1 has ended") != std::string::npos);
+  }
+  CHECK(last.got.get().failed);
+  // What it sent before is there, and more is not.
+  Running of_zero = Start(all[0].get(), "last", {"d", "e", "f"});
+  CHECK(Start(all[2].get(), "last", {"g", "h", "i"}).got.get().parts ==
+        (std::vector<std::string>{"f", "c", "i"}));
+  CHECK(of_zero.got.get().parts == (std::vector<std::string>{"d", "a", "g"}));
+  CHECK(Start(all[0].get(), "last", {"d", "e", "f"}).got.get().failed);
+  CHECK(!all[0]->is_idle());
+}
+
+// A process that is killed, and has a child which lives on with all it had open.
+void AKilledProcessIsTold() {
+  const auto sockets = SocketsOf(2);
+  const pid_t process = fork();
+  CHECK(process >= 0);
+  if (process == 0) {
+    close(sockets[0][1]);
+    SharedExchange mine(1, sockets[1], {});
+    if (fork() == 0) {
+      sleep(20);
+      _exit(0);
+    }
+    Start(&mine, "x", {PartOf(1, 0, 0, 100000), ""}).got.wait();
+    Start(&mine, "x", {PartOf(1, 0, 1, 200000), ""});  // not waited for
+    kill(getpid(), SIGKILL);
+  }
+  close(sockets[1][0]);
+  SharedExchange mine(0, sockets[0], {});
+  CHECK(Start(&mine, "x", {"", ""}).got.get().parts[1] == PartOf(1, 0, 0, 100000));
+  int status;
+  CHECK(waitpid(process, &status, 0) == process && WIFSIGNALED(status));
+  CHECK(Start(&mine, "x", {"", ""}).got.get().parts[1] == PartOf(1, 0, 1, 200000));
+  const auto before = std::chrono::steady_clock::now();
+  CHECK(Start(&mine, "x", {"", ""}).got.get().failure.kind == Kind::kRankLost);
+  CHECK(std::chrono::steady_clock::now() - before < std::chrono::seconds(10));
+}
+
+void LongWaitsAreToldAndEnd() {
+  SharedExchange::Options options;
+  options.warn_after = std::chrono::milliseconds(1000);
+  options.fail_after = std::chrono::milliseconds(2500);
+  std::mutex mutex;
+  std::vector<std::string> warned;
+  options.warn = [&](const std::string& text) {
+    const std::lock_guard<std::mutex> hold(mutex);
+    warned.push_back(text);
+  };
+  const auto all = Ranks(2, options);
+  Running one = Start(all[0].get(), "x", {"a", "b"});
+  Running other = Start(all[1].get(), "y", {"a", "b"});
+  const Got got = one.got.get();
+  CHECK(got.failed && got.failure.kind == Kind::kStalled);
+  CHECK(got.failure.what.find("in exchange 'x' for rank 1, which is in 'y'") != std::string::npos);
+  CHECK(other.got.get().failed);
+  const std::lock_guard<std::mutex> hold(mutex);
+  CHECK(warned.size() >= 2);
+}
+
+// More messages than the sockets have room for, to a rank that is held up.
+void MessagesWaitForRoom() {
+  const auto all = Ranks(2);
+  constexpr int kMany = 3000;
+  std::promise<void> go_on;
+  SharedExchange::Sent sent{"holds up", "", {0, 0}, nullptr, nullptr, nullptr};
+  all[1]->Start(sent, [&](const auto&, const ExchangeFailure*) { go_on.get_future().wait(); });
+  Running first = Start(all[0].get(), "holds up", {"", ""}, "");
+  std::vector<Running> running;
+  for (int i = 0; i < kMany; ++i) running.push_back(Start(all[0].get(), std::to_string(i), {"", ""}));
+  go_on.set_value();
+  for (int i = 0; i < kMany; ++i) CHECK(!Start(all[1].get(), std::to_string(i), {"", ""}).got.get().failed);
+  for (Running& one : running) CHECK(!one.got.get().failed);
+}
+
+}  // namespace
+}  // namespace kvtable
+
+int main() {
+  kvtable::AKilledProcessIsTold();  // forks: before there are threads
+  kvtable::EachRankGetsWhatTheOthersSend();
+  kvtable::WhatIsSentStaysUntilAllHaveReadIt();
+  kvtable::BuffersAreUsedAgainAndGoWhenIdle();
+  kvtable::OtherKindsAndNamesUnderWayFail();
+  kvtable::ACancelledOneIsNotTakenForTheNext();
+  kvtable::ARankThatEndsIsTold();
+  kvtable::LongWaitsAreToldAndEnd();
+  kvtable::MessagesWaitForRoom();
+  return 0;
+}
