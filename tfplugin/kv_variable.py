@@ -632,6 +632,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         hyperparameters: Sequence[tf.Tensor],
         *,
         positions: tf.Tensor | None = None,
+        places: tf.Tensor | None = None,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = False,
     ) -> tf.Operation | None:
@@ -645,6 +646,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
           rule: the table engine's name for the update.
           names, hyperparameters: the elements of the tensors, one after the other, have these names.
           positions: [n], what the lookup of these keys remembered.
+          places: [n], which of more gradients are those of the keys. Not on a GPU.
           skip_nonfinite: leave rows alone whose gradient has a NaN or an infinity, and count them.
           stochastic_rounding: of 16-bit rows.
 
@@ -659,6 +661,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
                 tf.constant([], tf.int64) if positions is None else positions,
                 gradients,
                 list(hyperparameters),
+                [] if places is None else [places],
                 optimizer=rule,
                 names=list(names),
                 slots=slots_json(specs),

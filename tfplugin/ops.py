@@ -69,17 +69,42 @@ def _trainable_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSli
     return [tf.IndexedSlices(rows, keys, dense_shape=None), None, None, None]
 
 
+def split_gradients(
+    keys: Sequence[tf.Tensor],
+    gradients: Sequence[tf.Tensor],
+    positions: Sequence[tf.Tensor],
+    parts: Sequence[int],
+    dims: Sequence[int],
+) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+    """Keys, gradients and positions of each part of each table. A graph has beside them where in the whole they are."""
+    split = raw.kv_table_split_gradients(
+        list(keys), list(gradients), list(positions), H=sum(parts), parts=parts, dims=dims
+    )
+    if context.executing_eagerly():
+        return tuple(split)
+    part_keys, part_rows, _ = split
+    inputs, tables = part_keys[0].op.inputs, len(parts)
+    first = 0
+    for t, count in enumerate(parts):
+        if count > 1:
+            found = raw.kv_table_split_keys(inputs[t], inputs[2 * tables + t], parts=count)
+            for h, columns in enumerate(zip(*found, strict=True), first):
+                whole = row_handles.InWhole(*columns, inputs[tables + t])
+                row_handles.remember_whole(part_rows[h], part_keys[h], whole)
+        first += count
+    return tuple(split)
+
+
 @tf_ops.RegisterGradient("KvExchangeLookUp")
 @tf_ops.RegisterGradient("KvTableGatherMany")
 def _gather_many_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.IndexedSlices | None]:
     """The same for each part of each table."""
     handles, tables = len(op.inputs) - op.get_attr("T"), op.get_attr("T")
     with _on_the_gpu_of(op):
-        keys, rows, where = raw.kv_table_split_gradients(
-            list(op.inputs[handles:]),
-            list(grads[:tables]),
-            list(op.outputs[tables : 2 * tables]),
-            H=handles,
+        keys, rows, where = split_gradients(
+            op.inputs[handles:],
+            grads[:tables],
+            op.outputs[tables : 2 * tables],
             parts=op.get_attr("parts"),
             dims=op.get_attr("dims"),
         )
@@ -270,6 +295,7 @@ for _name in (
     "KvTableReadColumns",
     "KvTableImport",
     "KvTablePartition",
+    "KvTableSplitKeys",
     "KvTableSave",
     "KvTableRestore",
 ):

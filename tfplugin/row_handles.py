@@ -5,14 +5,30 @@ none). The gradient function ties these positions to the ``indices`` tensor of t
 an attribute of the Python object. Whoever gets that very tensor, also after ``tf.clip_by_norm`` and its kin, which keep
 the indices and replace the values, can spare itself the search for the keys. A position is a hint: the table checks it
 against the key in the row, and searches where it does not hold.
+
+The gradient of a part of a variable is a copy of some rows of the whole variable's gradient. Graphs have tied to it
+where in the whole these are: who takes the rows from there does without the copy, which is then never made.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
 _ATTRIBUTE = "_kv_positions"
+_IN_WHOLE = "_kv_in_whole"
+
+
+@dataclasses.dataclass(frozen=True)
+class InWhole:
+    """The gradient of a part in that of the whole variable, whose ``gradients[places[i]]`` is that of ``keys[i]``."""
+
+    keys: tf.Tensor
+    positions: tf.Tensor
+    places: tf.Tensor
+    gradients: tf.Tensor
 
 
 def remember(indices: tf.Tensor, positions: tf.Tensor) -> None:
@@ -49,3 +65,33 @@ def _of_joined(indices: tf.Tensor) -> tf.Tensor | None:
         ],
         0,
     )
+
+
+def remember_whole(rows: tf.Tensor, keys: tf.Tensor, whole: InWhole) -> None:
+    """Ties to the gradient of a part, `rows` [n, dim] of `keys` [n], where in the whole it is."""
+    setattr(rows, _IN_WHOLE, (keys, whole))
+
+
+def recall_whole(rows: tf.Tensor, keys: tf.Tensor) -> InWhole | None:
+    """Where `rows` are in the gradient of a whole variable; None if they, or their keys, are not what was tied."""
+    of, whole = getattr(_behind_gates(rows), _IN_WHOLE, (None, None))
+    return whole if of is keys else None
+
+
+def _behind_gates(rows: tf.Tensor) -> tf.Tensor:
+    """What `rows` are the same as, and wait for nothing else. `tf.gradients` makes such of ops with several, and
+    `tf.custom_gradient`, which Keras 3 uses, of all.
+    """
+    if isinstance(rows, tf_ops.EagerTensor):
+        return rows
+    source, awaited = rows, []
+    while source.op.type in ("Identity", "IdentityN"):
+        awaited += source.op.control_inputs
+        source = source.op.inputs[source.value_index]
+    while awaited:
+        op = awaited.pop()
+        if op.type == "NoOp":
+            awaited += op.control_inputs
+        elif op is not source.op:
+            return rows
+    return source

@@ -1,7 +1,6 @@
 // Kernels of lookups of several tables, or of the parts of one, in one op; of their gradient; and of who owns
 // a key.
 
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -116,15 +115,13 @@ class GatherManyOnGpuOp : public GatherManyOp {
     std::vector<std::vector<char>> part_keys;
     std::vector<std::vector<uint32_t>> places;
     std::vector<kvtable::SplitByPart::Share> shares;
-    std::vector<uint32_t> all(n);
-    std::iota(all.begin(), all.end(), 0U);
     for (size_t p = 0; p < parts.size(); ++p) {
       const size_t count = static_cast<size_t>(split.count(static_cast<int64_t>(p)));
       part_keys.emplace_back(count * key_bytes);
       places.emplace_back(count);
-      shares.push_back({part_keys.back().data(), places.back().data(), nullptr});
+      shares.push_back({part_keys.back().data(), nullptr, nullptr, places.back().data()});
     }
-    split.Write(all.data(), sizeof(uint32_t), nullptr, shares, *threads);
+    split.Write(nullptr, 0, nullptr, shares, *threads);
     std::vector<char> rows(n * row_bytes);
     std::vector<uint64_t> positions(lookup.out.positions == nullptr ? 0 : n);
     for (size_t p = 0; p < parts.size(); ++p) {
@@ -260,6 +257,42 @@ class SplitGradientsOp : public Kernel {
   TableListAttrs attrs_;
 };
 
+// Of a batch whose gradients stay where they are: the keys of each part, their positions and their places.
+class SplitKeysOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return ctx->GetAttr("parts", &parts_); }
+
+  absl::Status Work(OpKernelContext* ctx) override {
+    const Tensor& keys = ctx->input(0);
+    const Tensor& positions = ctx->input(1);
+    const int64_t n = keys.NumElements();
+    const bool remembered = positions.NumElements() == n;
+    KernelThreads threads(ctx);
+    const kvtable::SplitByPart split(ToKeyType(keys.dtype()), keys.data(), n, parts_, threads);
+    const int parts = static_cast<int>(parts_);
+    std::vector<kvtable::SplitByPart::Share> shares;
+    for (int p = 0; p < parts; ++p) {
+      const int64_t count = split.count(p);
+      Tensor *part_keys = nullptr, *part_positions = nullptr, *places = nullptr;
+      TF_RETURN_IF_ERROR(ctx->allocate_output(p, TensorShape({count}), &part_keys));
+      TF_RETURN_IF_ERROR(
+          ctx->allocate_output(parts + p, TensorShape({remembered ? count : 0}), &part_positions));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(2 * parts + p, TensorShape({count}), &places));
+      shares.push_back({part_keys->data(), nullptr, static_cast<uint64_t*>(part_positions->data()),
+                        static_cast<uint32_t*>(places->data())});
+    }
+    split.Write(nullptr, 0, remembered ? static_cast<const uint64_t*>(positions.data()) : nullptr, shares,
+                threads);
+    return absl::OkStatus();
+  }
+
+ private:
+  int64_t parts_ = 1;
+};
+
 // The part that owns each key.
 template <typename K>
 class PartitionOp : public Kernel {
@@ -320,6 +353,13 @@ KVTOOLS_REGISTER_ON(tf::DEVICE_GPU, Name("KvExchangeLookUp").HostMemory("error")
 KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvTableGatherMany").Priority(1), GatherManyOp);
 KVTOOLS_REGISTER_ON(tf::DEVICE_GPU, Name("KvTableGatherMany"), GatherManyOnGpuOp);
 KVTOOLS_REGISTER(Name("KvTableSplitGradients"), SplitGradientsOp);
+KVTOOLS_REGISTER(Name("KvTableSplitKeys")
+                     .HostMemory("keys")
+                     .HostMemory("positions")
+                     .HostMemory("part_keys")
+                     .HostMemory("part_positions")
+                     .HostMemory("places"),
+                 SplitKeysOp);
 #define KVTOOLS_PARTITION(K)                                                                      \
   KVTOOLS_REGISTER(                                                                               \
       Name("KvTablePartition").TypeConstraint<K>("Tkeys").HostMemory("keys").HostMemory("owner"), \

@@ -91,6 +91,21 @@ REGISTER_OP("KvTableSplitGradients")
       return absl::OkStatus();
     });
 
+// The same of one table, where the updates of its parts take the gradients from where they are: keys and positions of
+// each part, and the rows of the gradients that are theirs.
+REGISTER_OP("KvTableSplitKeys")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("parts: int >= 1")
+    .Input("keys: Tkeys")
+    .Input("positions: int64")
+    .Output("part_keys: parts * Tkeys")
+    .Output("part_positions: parts * int64")
+    .Output("places: parts * uint32")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
 // The part that owns each key: key floor-mod parts.
 REGISTER_OP("KvTablePartition")
     .Attr("Tkeys: {int64, int32, uint64}")

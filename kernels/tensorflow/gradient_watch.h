@@ -24,16 +24,17 @@ class GradientWatch {
   void set_on(bool on) { on_.store(on, std::memory_order_relaxed); }
   bool on() const { return on_.load(std::memory_order_relaxed); }
 
-  // Gradients of a step, [n, dim], in host memory. Rows that are not finite count, and are in no norm.
+  // Gradients of a step in host memory, [n, dim], or, unless `places` is null, these n rows of them. Rows that are not finite count, and are in no norm.
   template <class T>
-  void Measure(const T* gradients, int64_t n, int64_t dim) {
+  void Measure(const T* gradients, const uint32_t* places, int64_t n, int64_t dim) {
     double squares = 0.0;
     double greatest = 0.0;
     int64_t nonfinite = 0;
     for (int64_t i = 0; i < n; ++i) {
+      const int64_t first = (places == nullptr ? i : int64_t{places[i]}) * dim;
       double row = 0.0;
       for (int64_t d = 0; d < dim; ++d) {
-        const double g = static_cast<double>(gradients[i * dim + d]);
+        const double g = static_cast<double>(gradients[first + d]);
         row += g * g;
       }
       if (!std::isfinite(row)) {

@@ -161,7 +161,7 @@ class WriteRowsOp : public OptimizerOp {
                                      slots_.size(), " slots");
     }
     for (size_t i = 0; i < columns; ++i) {
-      TF_RETURN_IF_ERROR(CheckRows(config, i == 0 ? "rows" : "slot rows", ctx->input(1),
+      TF_RETURN_IF_ERROR(CheckRows(config, i == 0 ? "rows" : "slot rows", ctx->input(1).shape(),
                                    ctx->input(static_cast<int>(i) + 2), Width(config, i)));
     }
     return absl::OkStatus();
@@ -201,6 +201,10 @@ class ApplyOp : public OptimizerOp {
   absl::Status SetUp(OpKernelConstruction* ctx) override {
     TF_RETURN_IF_ERROR(OptimizerOp::SetUp(ctx));
     TF_RETURN_IF_ERROR(ReadAllSlots(ctx));
+    int places;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("P", &places));
+    if (places > 1) return errors::InvalidArgument("got ", places, " inputs of places, expected one or none");
+    has_places_ = places == 1;
     return inputs_.Read(ctx);
   }
 
@@ -209,7 +213,7 @@ class ApplyOp : public OptimizerOp {
   absl::Status Check(OpKernelContext* ctx, const TableConfig& config) override {
     const Tensor& keys = ctx->input(1);
     const Tensor& positions = ctx->input(2);
-    TF_RETURN_IF_ERROR(CheckRows(config, "gradients", keys, ctx->input(3), config.dim, true));
+    TF_RETURN_IF_ERROR(CheckGradients(ctx, config));
     if (positions.NumElements() != 0 && positions.NumElements() != keys.NumElements()) {
       return errors::InvalidArgument("Key-value variable '", config.name, "': got ", keys.NumElements(),
                                      " keys and ", positions.NumElements(), " positions");
@@ -225,21 +229,47 @@ class ApplyOp : public OptimizerOp {
     TF_RETURN_IF_ERROR(inputs_.Make(ctx, open->config().name, &update));
     if (update.stochastic_rounding) update.seed = open->resource->NextSeed();
     update.float32_gradients = IsWidened(open->config(), ctx->input(3).dtype());
-    if (open->resource->gradients()->on()) Measure(ctx->input(3), open);
+    const Tensor* const places = Places(ctx);
+    const kvtable::GradientsIn gradients(
+        ctx->input(3).data(), places == nullptr ? nullptr : static_cast<const uint32_t*>(places->data()));
+    if (open->resource->gradients()->on()) Measure(ctx->input(3), gradients.places, keys.NumElements(), open);
     const uint64_t* where =
         positions.NumElements() == 0 ? nullptr : static_cast<const uint64_t*>(positions.data());
     TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->resource.get(), open->table.get(), keys, &open->threads));
-    open->table->Apply(keys.data(), where, keys.NumElements(), ctx->input(3).data(), update, slots,
+    open->table->Apply(keys.data(), where, keys.NumElements(), gradients, update, slots,
                        UpdateStamp(open->config(), 1), open->threads);
     open->resource->AfterUpdate(open->table, open->threads);
     return absl::OkStatus();
   }
 
  private:
-  static void Measure(const Tensor& gradients, OpenTable* open) {
-    const int64_t dim = open->config().dim;
+  // Null where gradients are in the order of the keys.
+  const Tensor* Places(OpKernelContext* ctx) const {
+    return has_places_ ? &ctx->input(ctx->num_inputs() - 1) : nullptr;
+  }
+
+  absl::Status CheckGradients(OpKernelContext* ctx, const TableConfig& config) const {
+    const Tensor& keys = ctx->input(1);
+    const Tensor& gradients = ctx->input(3);
+    const Tensor* const places = Places(ctx);
+    if (places == nullptr) return CheckRows(config, "gradients", keys.shape(), gradients, config.dim, true);
+    TensorShape shape = gradients.shape();
+    if (shape.dims() > 0) shape.RemoveLastDims(1);
+    TF_RETURN_IF_ERROR(CheckRows(config, "gradients", shape, gradients, config.dim, true));
+    const auto all = places->flat<uint32_t>();
+    uint32_t greatest = 0;
+    for (int64_t i = 0; i < all.size(); ++i) greatest = std::max(greatest, all(i));
+    if (all.size() == keys.NumElements() && (all.size() == 0 || int64_t{greatest} < shape.num_elements())) {
+      return absl::OkStatus();
+    }
+    return errors::InvalidArgument("Key-value variable '", config.name, "': got ", keys.NumElements(),
+                                   " keys and ", all.size(), " places, up to ", greatest, ", in ",
+                                   shape.num_elements(), " gradients");
+  }
+
+  static void Measure(const Tensor& gradients, const uint32_t* places, int64_t n, OpenTable* open) {
     const auto measure = [&](const auto* rows) {
-      open->resource->gradients()->Measure(rows, gradients.NumElements() / dim, dim);
+      open->resource->gradients()->Measure(rows, places, n, open->config().dim);
     };
     switch (gradients.dtype()) {
       case tf::DT_FLOAT:
@@ -256,9 +286,10 @@ class ApplyOp : public OptimizerOp {
   }
 
   UpdateInputs inputs_;
+  bool has_places_ = false;
 };
 
-KVTOOLS_REGISTER(Name("KvTableApply").HostMemory("hyperparameters"), ApplyOp);
+KVTOOLS_REGISTER(Name("KvTableApply").HostMemory("hyperparameters").HostMemory("places"), ApplyOp);
 KVTOOLS_REGISTER(Name("KvTableReadRows"), ReadRowsOp);
 KVTOOLS_REGISTER(Name("KvTableWriteRows"), WriteRowsOp);
 

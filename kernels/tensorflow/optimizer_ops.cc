@@ -6,7 +6,8 @@ namespace kvtools {
 
 // One step of `optimizer`, a rule of the table engine: sums the gradients of equal keys and updates the row
 // of each key once, value and slots, inserting keys that are not there. Gradients of rows of 16 bits may be
-// float32. `positions` are what a lookup remembered, or empty. The elements of `hyperparameters`, one after the other, have the names in `names`;
+// float32. `positions` are what a lookup remembered, or empty. With P = 1 the gradient of each key is the row of
+// `gradients` that `places` names. The elements of `hyperparameters`, one after the other, have the names in `names`;
 // what is not named has its usual value. `slots` are the rule's in its order; for the other attributes see
 // KvTableReadRows.
 REGISTER_OP("KvTableApply")
@@ -20,11 +21,13 @@ REGISTER_OP("KvTableApply")
     .Attr("generation: int >= 1")
     .Attr("skip_nonfinite: bool = false")
     .Attr("stochastic_rounding: bool = false")
+    .Attr("P: int >= 0 = 0")
     .Input("handle: resource")
     .Input("keys: Tkeys")
     .Input("positions: int64")
     .Input("gradients: dtype")
     .Input("hyperparameters: Thyper")
+    .Input("places: P * uint32")
     .SetIsStateful()
     .SetShapeFn(NoOutputs);
 

@@ -295,19 +295,19 @@ bool IsWidened(const TableConfig& config, tf::DataType dtype) {
          (config.value_dtype == tf::DT_HALF || config.value_dtype == tf::DT_BFLOAT16);
 }
 
-absl::Status CheckRows(const TableConfig& config, const char* what, const tf::Tensor& keys,
+absl::Status CheckRows(const TableConfig& config, const char* what, const tf::TensorShape& keys,
                        const tf::Tensor& rows, int64_t width, bool may_be_widened) {
   if (rows.dtype() != config.value_dtype && !(may_be_widened && IsWidened(config, rows.dtype()))) {
     return errors::InvalidArgument("Key-value variable '", config.name, "' holds ",
                                    tf::DataTypeString(config.value_dtype), ", got ", what, " of ",
                                    tf::DataTypeString(rows.dtype()));
   }
-  tf::TensorShape expected = keys.shape();
+  tf::TensorShape expected = keys;
   TF_RETURN_IF_ERROR(expected.AddDimWithStatus(width));
-  const bool flat = rows.dims() == 2 && rows.dim_size(0) == keys.NumElements() && rows.dim_size(1) == width;
+  const bool flat = rows.dims() == 2 && rows.dim_size(0) == keys.num_elements() && rows.dim_size(1) == width;
   if (rows.shape() != expected && !flat) {
     return errors::InvalidArgument("Key-value variable '", config.name, "' wants ", what, " of shape ",
-                                   expected.DebugString(), " for keys of shape ", keys.shape().DebugString(),
+                                   expected.DebugString(), " for keys of shape ", keys.DebugString(),
                                    ", got ", rows.shape().DebugString());
   }
   return absl::OkStatus();

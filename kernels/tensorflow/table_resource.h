@@ -153,9 +153,9 @@ absl::Status CheckFits(tensorflow::OpKernelContext* ctx, const TableConfig& conf
 // Whether `dtype` is float32, and the variable's rows are of 16 bits.
 bool IsWidened(const TableConfig& config, tensorflow::DataType dtype);
 
-// Checks that a tensor holds `width` values of the variable's dtype for each of `keys`, which are of any
-// shape; or, where that may be, values as IsWidened has it.
-absl::Status CheckRows(const TableConfig& config, const char* what, const tensorflow::Tensor& keys,
+// Checks that a tensor holds `width` values of the variable's dtype for each key of as many as the shape `keys`
+// has; or, where that may be, values as IsWidened has it.
+absl::Status CheckRows(const TableConfig& config, const char* what, const tensorflow::TensorShape& keys,
                        const tensorflow::Tensor& rows, int64_t width, bool may_be_widened = false);
 
 kvtable::KeyType ToKeyType(tensorflow::DataType dtype);

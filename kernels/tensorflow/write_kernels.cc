@@ -46,7 +46,7 @@ class UpsertOp : public TableKernel {
     const Tensor& keys = ctx->input(1);
     const Tensor& rows = ctx->input(2);
     TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
-    TF_RETURN_IF_ERROR(CheckRows(open->config(), "rows", keys, rows, open->config().dim));
+    TF_RETURN_IF_ERROR(CheckRows(open->config(), "rows", keys.shape(), rows, open->config().dim));
     TF_RETURN_IF_ERROR(CheckNoPadding(ctx, open, keys));
     open->table->Upsert(keys.data(), keys.NumElements(), rows.data(), {1, UnixTime()}, open->threads);
     ForgetCounts(ctx, open, keys);
@@ -65,7 +65,7 @@ class AccumulateOp : public TableKernel {
     const Tensor& keys = ctx->input(1);
     const Tensor& deltas = ctx->input(2);
     TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
-    TF_RETURN_IF_ERROR(CheckRows(open->config(), "deltas", keys, deltas, open->config().dim));
+    TF_RETURN_IF_ERROR(CheckRows(open->config(), "deltas", keys.shape(), deltas, open->config().dim));
     TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->resource.get(), open->table.get(), keys, &open->threads));
     open->table->Accumulate(keys.data(), keys.NumElements(), deltas.data(), false,
                             UpdateStamp(open->config(), 1), open->threads);
@@ -94,7 +94,7 @@ class CombineOp : public TableKernel {
     const Tensor& keys = ctx->input(1);
     const Tensor& operands = ctx->input(2);
     TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
-    TF_RETURN_IF_ERROR(CheckRows(open->config(), "operands", keys, operands, open->config().dim));
+    TF_RETURN_IF_ERROR(CheckRows(open->config(), "operands", keys.shape(), operands, open->config().dim));
     TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->resource.get(), open->table.get(), keys, &open->threads));
     open->table->Combine(keys.data(), keys.NumElements(), operands.data(), op_,
                          UpdateStamp(open->config(), 1), open->threads);
@@ -169,7 +169,7 @@ class ImportOp : public TableKernel {
     const Tensor& keys = ctx->input(1);
     const Tensor& rows = ctx->input(2);
     TF_RETURN_IF_ERROR(CheckKeys(config, keys));
-    TF_RETURN_IF_ERROR(CheckRows(config, "rows", keys, rows, config.dim));
+    TF_RETURN_IF_ERROR(CheckRows(config, "rows", keys.shape(), rows, config.dim));
     for (int i : {3, 4}) {
       if (ctx->input(i).NumElements() == keys.NumElements()) continue;
       return errors::InvalidArgument("Key-value variable '", config.name, "': got ", keys.NumElements(),
@@ -213,7 +213,7 @@ class ImportColumnsOp : public TableKernel {
     for (size_t i = 0; i <= slots_.size(); ++i) {
       const Tensor& column = ctx->input(static_cast<int>(i) + 3);
       const int64_t width = i == 0 ? config.dim : slots_[i - 1].width;
-      TF_RETURN_IF_ERROR(CheckRows(config, i == 0 ? "rows" : "slots", keys, column, width));
+      TF_RETURN_IF_ERROR(CheckRows(config, i == 0 ? "rows" : "slots", keys.shape(), column, width));
       size_t at = 0;
       if (i > 0) {
         while (at < all.size() && all[at].name != slots_[i - 1].name) ++at;

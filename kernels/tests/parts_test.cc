@@ -1,7 +1,9 @@
 // The parts of a variable, looked up in one pass, give what one table with all keys gives.
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <thread>
 #include <type_traits>
@@ -10,7 +12,9 @@
 #include "base/hash.h"
 #include "check.h"
 #include "kvtable/lookup_parts.h"
+#include "kvtable/optimizer.h"
 #include "kvtable/part_of.h"
+#include "kvtable/split_by_part.h"
 #include "kvtable/table.h"
 #include "pool.h"
 #include "spilled.h"
@@ -149,6 +153,90 @@ void AWrittenPartIsReadWhenItIsFree() {
   }
 }
 
+template <class Key>
+void KeysAreSplitWithTheirPlaces(int64_t parts) {
+  for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{30000}}) {
+    std::vector<Key> keys;
+    std::vector<uint64_t> positions;
+    for (int64_t i = 0; i < n; ++i) {
+      keys.push_back(static_cast<Key>(Mix64(static_cast<uint64_t>(i)) % 5000 - 2500));
+      positions.push_back(static_cast<uint64_t>(7 * i));
+    }
+    const SplitByPart split(TypeOf<Key>(), keys.data(), n, parts, Pool());
+    std::vector<std::vector<Key>> part_keys;
+    std::vector<std::vector<uint64_t>> part_positions;
+    std::vector<std::vector<uint32_t>> places;
+    std::vector<SplitByPart::Share> shares;
+    for (int64_t p = 0; p < parts; ++p) {
+      part_keys.emplace_back(split.count(p));
+      part_positions.emplace_back(split.count(p));
+      places.emplace_back(split.count(p));
+      shares.push_back(
+          {part_keys.back().data(), nullptr, part_positions.back().data(), places.back().data()});
+    }
+    split.Write(nullptr, 0, positions.data(), shares, Pool());
+    const PartOf<Key> part_of(parts);
+    std::vector<size_t> next(static_cast<size_t>(parts));
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const size_t p = static_cast<size_t>(part_of(keys[i]));
+      const size_t at = next[p]++;
+      CHECK(part_keys[p][at] == keys[i] && part_positions[p][at] == positions[i] && places[p][at] == i);
+    }
+    for (size_t p = 0; p < next.size(); ++p) CHECK(next[p] == places[p].size());
+  }
+}
+
+// A step with gradients from anywhere in an array is that with copies of them, to the bit.
+void GradientsAreTakenFromTheirPlaces(TableOptions options, bool widened = false) {
+  constexpr int64_t kDim = 6;
+  constexpr uint32_t kGradients = 3000;
+  options.dim = kDim;
+  options.initializer.kind = Initializer::Kind::kUniform;
+  options.initializer.b = 1;
+  const auto copied = Table::Create(options), placed = Table::Create(options);
+  for (Table* const table : {copied.get(), placed.get()}) {
+    table->EnsureSlots({{"m", kDim}, {"v", kDim}}, Serial());
+  }
+  const SlotColumns slots({1, 2}, copied->schema().generation);
+  Update update = MakeUpdate("adam", {{"learning_rate", 0.5}, {"beta_1_power", 0.9}, {"beta_2_power", 0.99}});
+  update.skip_nonfinite = true;
+  update.float32_gradients = widened;
+  std::vector<float> gradients;
+  for (uint32_t i = 0; i < kGradients * kDim; ++i) {
+    gradients.push_back(static_cast<float>(Mix64(i) % 1000) / 997 - 0.5f);
+  }
+  gradients[5 * kDim] = NAN;
+  for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{2000}, int64_t{2000}}) {
+    std::vector<int64_t> keys;
+    std::vector<uint32_t> places;
+    std::vector<float> copies;
+    for (uint64_t i = 0; i < static_cast<uint64_t>(n); ++i) {
+      keys.push_back(static_cast<int64_t>(Mix64(i) % 700));  // most come several times
+      places.push_back(static_cast<uint32_t>(Mix64(i + 1) % kGradients));
+      const float* const row = &gradients[places.back() * kDim];
+      copies.insert(copies.end(), row, row + kDim);
+    }
+    std::vector<uint64_t> positions(keys.size());
+    copied->Locate(keys.data(), n, positions.data(), Pool());
+    const ApplyCounts expected =
+        copied->Apply(keys.data(), positions.data(), n, copies.data(), update, slots, {1, 2}, Pool());
+    placed->Locate(keys.data(), n, positions.data(), Pool());
+    const ApplyCounts got = placed->Apply(keys.data(), positions.data(), n, {gradients.data(), places.data()},
+                                          update, slots, {1, 2}, Pool());
+    CHECK(expected.updated == got.updated && expected.skipped == got.skipped);
+  }
+  CHECK(copied->Size() == placed->Size() && copied->SkippedUpdates() == placed->SkippedUpdates());
+  CHECK(copied->SkippedUpdates() > 0);
+  std::vector<int64_t> all(700);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+  for (int column = 0; column <= 2; ++column) {
+    std::vector<float> expected(all.size() * kDim), got(all.size() * kDim);
+    copied->GatherColumns(all.data(), 700, {{column, expected.data(), kDim}}, nullptr, Serial());
+    placed->GatherColumns(all.data(), 700, {{column, got.data(), kDim}}, nullptr, Serial());
+    CHECK(std::memcmp(expected.data(), got.data(), got.size() * sizeof(float)) == 0);
+  }
+}
+
 }  // namespace
 }  // namespace kvtable
 
@@ -163,5 +251,16 @@ int main() {
     PartsAreAsOneTable<int64_t>(17, 4, insert);  // more than are read in one pass
   }
   AWrittenPartIsReadWhenItIsFree();
+  KeysAreSplitWithTheirPlaces<int64_t>(5);
+  KeysAreSplitWithTheirPlaces<int32_t>(1);
+  KeysAreSplitWithTheirPlaces<uint64_t>(64);
+  TableOptions options;
+  GradientsAreTakenFromTheirPlaces(options);
+  GradientsAreTakenFromTheirPlaces(Spilled(options, 6 * 3 * 4, 16));
+  options.max_capacity = 500;
+  GradientsAreTakenFromTheirPlaces(options);
+  TableOptions narrow;
+  narrow.value_type = ValueType::kBFloat16;
+  GradientsAreTakenFromTheirPlaces(narrow, true);
   return 0;
 }

@@ -103,7 +103,7 @@ def test_rows_stay_on_the_gpu() -> None:
         "KvTableUpsert": set(),
         "KvTableAccumulate": set(),
         "KvTableContains": set(),
-        "KvTableApply": {"hyperparameters"},
+        "KvTableApply": {"hyperparameters", "places"},
         "KvTableReadRows": set(),
         "KvTableWriteRows": set(),
         "KvTablePool": {"keys", "segments", "shapes", "weights", "fill_keys"},

@@ -71,6 +71,7 @@ def test_integers_have_no_gradient_step():
             tf.zeros([0], tf.int64),
             tf.ones([1, 2]),
             [tf.constant([0.1], tf.float64)],
+            [],
             optimizer="sgd",
             names=["learning_rate"],
             slots="[]",

@@ -18,7 +18,7 @@ from tfplugin.optimizers import fused_rules_legacy as _fused_rules_legacy  # noq
 from tfplugin.optimizers import fused_rules_v1 as _fused_rules_v1  # noqa: F401 - registers
 from tfplugin.optimizers.fused_rules import FusedRule, fused_rule_of
 from tfplugin.optimizers.hyperparameters import Step, pack
-from tfplugin.row_handles import recall
+from tfplugin.row_handles import recall, recall_whole
 from tfplugin.slots import SlotSpec
 
 
@@ -140,6 +140,12 @@ class FusedStep:
         options = options_of(self._optimizer)
         specs = slot_specs(rule, variable, prefix)
         note_switch(variable, self._optimizer, prefix, specs)
+        if positions is None:
+            positions = recall(keys)
+        places = None
+        whole = recall_whole(gradients, keys)
+        if whole is not None and "GPU" not in variable.handle.device:
+            keys, positions, places, gradients = whole.keys, whole.positions, whole.places, whole.gradients
         return variable.apply_update(
             keys,
             gradients,
@@ -148,7 +154,8 @@ class FusedStep:
             rule.name,
             names,
             tensors,
-            positions=recall(keys) if positions is None else positions,
+            positions=positions,
+            places=places,
             skip_nonfinite=options.skip_nonfinite,
             stochastic_rounding=options.stochastic_rounding,
         )

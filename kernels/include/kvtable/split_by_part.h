@@ -12,11 +12,12 @@ namespace kvtable {
 
 class SplitByPart {
  public:
-  // One part's share, in the order of the batch. `positions` may be null.
+  // One part's share, in the order of the batch. All but `keys` may be null.
   struct Share {
-    void* keys;           // (count)
-    void* rows;           // (count, row_bytes)
-    uint64_t* positions;  // (count)
+    void* keys;                  // (count)
+    void* rows;                  // (count, row_bytes)
+    uint64_t* positions;         // (count)
+    uint32_t* places = nullptr;  // (count): where in the batch each key was
   };
 
   // keys (n) stay the caller's.
@@ -25,7 +26,7 @@ class SplitByPart {
   // How many keys belong to a part.
   int64_t count(int64_t part) const { return counts_[static_cast<size_t>(part)]; }
 
-  // Copies keys, rows (n, row_bytes) and, unless null, positions (n) to the parts' shares.
+  // Copies keys and, unless null, rows (n, row_bytes) and positions (n) to the parts' shares, and says the places.
   void Write(const void* rows, int64_t row_bytes, const uint64_t* positions, const std::vector<Share>& shares,
              ParallelFor& threads) const;
 

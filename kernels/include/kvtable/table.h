@@ -107,6 +107,18 @@ struct RowsOut {
   bool widened;
 };
 
+// The gradients of a batch: of key i row i of `rows`, or row places[i], so that several tables can have theirs in one
+// array. Places are not for tables in device memory, which throw Error(kFailedPrecondition).
+struct GradientsIn {
+  // Rows alone are the usual case, so they convert.
+  GradientsIn(const void* rows_in,  // NOLINT(google-explicit-constructor)
+              const uint32_t* places_in = nullptr)
+      : rows(rows_in), places(places_in) {}
+
+  const void* rows;        // (places, dim)
+  const uint32_t* places;  // (n) or null
+};
+
 // How a write stamps the rows it touches: frequency grows by the number of times the key occurs in the batch
 // times `frequency`, version becomes `version` (the caller's step or Unix time in seconds; in a table whose
 // rows age it is the table's own).
@@ -360,8 +372,8 @@ class Table {
   // any more is looked up again. `slots` are the columns of the rule's slots, each as wide as the value. Where
   // one is not there any more, throws Error(kFailedPrecondition) and has changed no row.
   virtual ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n,
-                            const void* gradients /* (n, dim) */, const Update& update,
-                            const SlotColumns& slots, Stamp stamp, ParallelFor& threads) = 0;
+                            const GradientsIn& gradients, const Update& update, const SlotColumns& slots,
+                            Stamp stamp, ParallelFor& threads) = 0;
 
   // Whether each key's row is zeros because an optimizer's penalty made it so, or because it came as zeros
   // from an import; the next write to the row ends that. False for a missing key.

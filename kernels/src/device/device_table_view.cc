@@ -214,12 +214,16 @@ class View : public Table {
   }
 
   // Counts nothing: SkippedUpdates knows.
-  ApplyCounts Apply(const void* keys, const uint64_t* /*positions*/, int64_t n, const void* gradients,
+  ApplyCounts Apply(const void* keys, const uint64_t* /*positions*/, int64_t n, const GradientsIn& gradients,
                     const Update& update, const SlotColumns& slots, Stamp stamp,
                     ParallelFor& threads) override {
     RefuseFloat32(update.float32_gradients);
+    if (gradients.places != nullptr) {
+      throw Error(ErrorCode::kFailedPrecondition,
+                  "A table on a GPU takes gradients in the order of its keys.");
+    }
     Arrays arrays(work_.get(), where_, StreamOf(threads));
-    const void* const device_gradients = arrays.In(gradients, n * value_bytes_);
+    const void* const device_gradients = arrays.In(gradients.rows, n * value_bytes_);
     table_->Apply(Batch(keys, n, &arrays), device_gradients, update, slots, stamp, StreamOf(threads));
     arrays.Finish();
     return {};

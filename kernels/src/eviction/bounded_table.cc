@@ -156,7 +156,7 @@ class BoundedTable : public Table {
     Write(keys, n, true, threads, [&] { rows_->Combine(keys, n, operands, op, stamp, threads); });
   }
 
-  ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n, const void* gradients,
+  ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n, const GradientsIn& gradients,
                     const Update& update, const SlotColumns& slots, Stamp stamp,
                     ParallelFor& threads) override {
     ApplyCounts counts;

@@ -47,7 +47,10 @@ void SplitByPart::Write(const void* rows, int64_t row_bytes, const uint64_t* pos
         const Share& share = shares[owner];
         const int64_t at = next[owner]++;
         static_cast<Key*>(share.keys)[at] = keys[i];
-        CopyRow<kBytes>(static_cast<char*>(share.rows) + at * row_bytes, from + i * row_bytes, row_bytes);
+        if (from != nullptr) {
+          CopyRow<kBytes>(static_cast<char*>(share.rows) + at * row_bytes, from + i * row_bytes, row_bytes);
+        }
+        if (share.places != nullptr) share.places[at] = static_cast<uint32_t>(i);
         if (positions != nullptr) share.positions[at] = positions[i];
       }
     });

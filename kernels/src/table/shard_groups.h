@@ -27,10 +27,11 @@ class ShardGroups {
   };
 
   // Takes keys[subset[i]] for i in [0, n), or keys[i] where `subset` is null. n is below 2^32. `seen_at` is null, or
-  // says where a lookup found the row of keys[i] (shard << 32 | row): then groups have hints.
+  // says where a lookup found the row of keys[i] (shard << 32 | row): then groups have hints. `places` is null, or what
+  // groups have for the position i.
   template <class Key>
   ShardGroups(const Key* keys, const uint32_t* subset, int64_t n, int shard_bits, ParallelFor& threads,
-              const uint64_t* seen_at = nullptr)
+              const uint64_t* seen_at = nullptr, const uint32_t* places = nullptr)
       : keys_(static_cast<size_t>(n)),
         positions_(static_cast<size_t>(n)),
         hints_(seen_at == nullptr ? 0 : static_cast<size_t>(n)) {
@@ -79,7 +80,7 @@ class ShardGroups {
         const uint8_t shard = shards_of[i];
         const uint32_t slot = to[shard]++;
         to_keys[slot] = WidenKey(keys[position]);
-        to_positions[slot] = position;
+        to_positions[slot] = places == nullptr ? position : places[position];
         if (seen_at != nullptr) {
           const uint64_t at = seen_at[position];
           to_hints[slot] = at >> 32 == shard ? static_cast<uint32_t>(at) : BucketIndex::kNoRow;

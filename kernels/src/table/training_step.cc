@@ -99,9 +99,9 @@ ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::G
   return counts;
 }
 
-ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int64_t n, const void* gradients,
-                                const Update& update, const SlotColumns& slots, Stamp stamp,
-                                ParallelFor& threads) {
+ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int64_t n,
+                                const GradientsIn& gradients, const Update& update, const SlotColumns& slots,
+                                Stamp stamp, ParallelFor& threads) {
   CheckBatch(n);
   if (slots.columns.size() != update.optimizer->slots.size()) {
     ThrowInvalid(std::string("Optimizer ") + update.optimizer->name + " keeps " +
@@ -122,10 +122,11 @@ ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int
   std::atomic<int64_t> skipped{0};
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
-    const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads, positions);
+    const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads, positions,
+                             gradients.places);
     ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
-      const ApplyCounts counts = ApplyGroup(time, group, static_cast<const char*>(gradients), update, updater,
-                                            offsets, stamp, *init);
+      const ApplyCounts counts = ApplyGroup(time, group, static_cast<const char*>(gradients.rows), update,
+                                            updater, offsets, stamp, *init);
       updated.fetch_add(counts.updated, std::memory_order_relaxed);
       skipped.fetch_add(counts.skipped, std::memory_order_relaxed);
     });
