@@ -126,6 +126,7 @@ def check_free(target: Path, *, force: bool) -> None:
 
     `force` replaces files and links to files: no device, pipe, socket or folder, whoever asks.
     """
+    check_reachable(target)
     _check_parent(target)
     if target.is_dir():
         raise OutputError(f"writing '{target}': it is a folder, expected a new file; name another place")
@@ -156,6 +157,16 @@ def _is_in_store(target: Path) -> bool:
 def folder_above(target: Path) -> Path:
     """Return the nearest folder above `target` that exists: what is written there is on its disk."""
     return next(parent for parent in target.absolute().parents if os.path.lexists(parent))
+
+
+def check_reachable(target: Path) -> None:
+    """Raise `OutputError` where nobody can tell whether `target` exists: its name is too long, say."""
+    try:
+        target.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise OutputError(f"writing '{target}': {error.strerror or error}; name another place") from error
 
 
 def _check_parent(target: Path) -> None:
@@ -246,6 +257,7 @@ def _remove_empty(folders: list[Path]) -> None:
 def check_replaceable(target: Path, *, mark: str, force: bool) -> None:
     """Raise `OutputError` unless `target` is free, or a folder of the right kind that `force` may replace."""
     _is_in_store(target)
+    check_reachable(target)
     if not os.path.lexists(target):
         _check_parent(target)
         return
