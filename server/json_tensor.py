@@ -145,7 +145,7 @@ def _values(values: list[Any], dtype: np.dtype[Any], level: int) -> Array:
         raise invalid(f"Encountered list at unexpected level: {level} expected < {level}")
     if dtype == STRING:
         array = np.empty(len(values), STRING)
-        array[:] = [_bytes(value) for value in values]
+        array[:] = [_bytes(value, at) for at, value in enumerate(values)]
         return array
     allowed = {bool} if dtype == np.bool_ else {int} if dtype.kind in "iu" else {int, float}
     if not kinds <= allowed:
@@ -179,9 +179,15 @@ def is_base64(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str)
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: Any, at: int) -> bytes:
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise invalid(
+                f"JSON Value: {shown(value)} (string {at}) has half a surrogate pair at character {error.start}, which"
+                ' is no text: send its bytes as {"b64": "..."}'
+            ) from None
     if isinstance(value, dict):
         if not is_base64(value):
             raise invalid(f"JSON Value: {shown(value)} not formatted correctly for base64 data")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import sys
 import weakref
@@ -102,6 +103,20 @@ def test_strings_and_bytes(client: TestClient) -> None:
     assert answer["predictions"][0] == {"upper": "Hé", "raw_bytes": {"b64": "aMOp"}}
     assert answer["predictions"][1]["raw_bytes"] == {"b64": "AP8="}
     assert predict(client, signature_name="words", instances=[{"b64": "%"}]) == (400, "Unable to base64 decode")
+
+
+@pytest.mark.parametrize("half", [b"\\ud800", b"\\udc00x", b"\xed\xa0\x80"])
+def test_half_a_surrogate_pair_is_no_text(client: TestClient, half: bytes) -> None:
+    told = r"\(string 1\) has half a surrogate pair at character 2, which is no text: send its bytes as"
+    columns = b'{"signature_name": "words", "inputs": {"text": ["a", "bc' + half + b'"]}}'
+    rows = b'{"signature_name": "words", "instances": ["a", "bc' + half + b'"]}'
+    for body in (columns, rows):
+        answer = client.post("/v1/models/ranker:predict", content=body)
+        assert answer.status_code == 400 and re.search(told, answer.json()["error"]), answer.text
+    tensor = b'{"name": "text", "datatype": "BYTES", "shape": [2], "data": ["a", "bc' + half + b'"]}'
+    body = b'{"parameters": {"signature_name": "words"}, "inputs": [' + tensor + b"]}"
+    answer = client.post("/v2/models/ranker/infer", content=body)
+    assert answer.status_code == 400 and re.search(told, answer.json()["error"]), answer.text
 
 
 def test_what_is_no_text_is_told_from_other_bytes(client: TestClient) -> None:
