@@ -100,8 +100,7 @@ def replace_files(target: Path, *, force: bool = False, dry_run: bool = False) -
     with work_folder(target) as work:
         yield work / target.name
         sync_tree(work)
-        check_free(target, force=force)
-        old = _files_of(target)
+        old = check_free(target, force=force)
         new = sorted(work.iterdir(), key=_index_last)
         if _is_in_store(target):
             there = [file.name for file in old]
@@ -121,8 +120,8 @@ def replace_files(target: Path, *, force: bool = False, dry_run: bool = False) -
         sync(target.parent)
 
 
-def check_free(target: Path, *, force: bool) -> None:
-    """Raise `OutputError` unless no file of `target` exists, or `force` may replace those that do.
+def check_free(target: Path, *, force: bool) -> list[Path]:
+    """Return the files of `target` that exist; raise `OutputError` where `force` may not replace them, or is not set.
 
     `force` replaces files and links to files: no device, pipe, socket or folder, whoever asks.
     """
@@ -142,6 +141,7 @@ def check_free(target: Path, *, force: bool) -> None:
         _refuse_special(target, file)
     if there and not force:
         raise OutputError(f"writing '{target}': '{there[0]}' exists; name another place, or add --force to replace it")
+    return there
 
 
 def _is_in_store(target: Path) -> bool:
