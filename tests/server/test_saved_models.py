@@ -105,18 +105,22 @@ def test_strings_and_bytes(client: TestClient) -> None:
     assert predict(client, signature_name="words", instances=[{"b64": "%"}]) == (400, "Unable to base64 decode")
 
 
-@pytest.mark.parametrize("half", [b"\\ud800", b"\\udc00x", b"\xed\xa0\x80"])
+@pytest.mark.parametrize("half", [b"\\ud800", b"\\uDC00x", b"\xed\xa0\x80"])
 def test_half_a_surrogate_pair_is_no_text(client: TestClient, half: bytes) -> None:
-    told = r"\(string 1\) has half a surrogate pair at character 2, which is no text: send its bytes as"
-    columns = b'{"signature_name": "words", "inputs": {"text": ["a", "bc' + half + b'"]}}'
-    rows = b'{"signature_name": "words", "instances": ["a", "bc' + half + b'"]}'
-    for body in (columns, rows):
-        answer = client.post("/v1/models/ranker:predict", content=body)
+    def check(url: str, body: bytes, place: str) -> None:
+        answer = client.post(url, content=body)
+        told = rf'half a surrogate pair in the string "bc\\ud.*" at {re.escape(place)}, which is no text'
         assert answer.status_code == 400 and re.search(told, answer.json()["error"]), answer.text
-    tensor = b'{"name": "text", "datatype": "BYTES", "shape": [2], "data": ["a", "bc' + half + b'"]}'
-    body = b'{"parameters": {"signature_name": "words"}, "inputs": [' + tensor + b"]}"
-    answer = client.post("/v2/models/ranker/infer", content=body)
-    assert answer.status_code == 400 and re.search(told, answer.json()["error"]), answer.text
+
+    string = b'"bc' + half + b'"'
+    v1, v2 = "/v1/models/ranker:predict", "/v2/models/ranker/infer"
+    check(v1, b'{"signature_name": "words", "inputs": {"text": ["a", ' + string + b"]}}", "inputs.text[1]")
+    check(v1, b'{"signature_name": "words", "instances": ["\\ud83d\\ude00", ' + string + b"]}", "instances[1]")
+    check(v1, b'{"signature_name": ' + string + b', "instances": ["a"]}', "signature_name")
+    check(v1, b'{"signature_name": "words", "instances": [{' + string + b': "a"}]}', "instances[0]")
+    tensor = b'"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ['
+    check(v2, b'{"parameters": {"signature_name": "words"}, ' + tensor + string + b"]}]}", "inputs[0].data[0]")
+    check(v2, b'{"id": ' + string + b", " + tensor + b'"a"]}]}', "id")
 
 
 def test_what_is_no_text_is_told_from_other_bytes(client: TestClient) -> None:
