@@ -18,8 +18,8 @@ from typing import Any, TextIO
 
 from turns import WORKER, Worker, WorkerError, Workers
 
-# Without its question whether Horovod has Gloo, for which the launcher imports TensorFlow twice.
-HOROVODRUN = "from horovod.runner import launch; launch.gloo_built = lambda **_: True; launch.run_commandline()"
+from kvtools.horovod_setup.setup import HOROVODRUN
+
 START_SECONDS = 300.0
 ANSWER_SECONDS = 600.0
 

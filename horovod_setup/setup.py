@@ -44,7 +44,7 @@ print("\\n" + json.dumps([version.VERSION, version.GIT_VERSION, version.COMPILER
                           [f for f in flags if not f.startswith(("-I", "-L"))]]))
 """
 # Without its question whether Horovod has Gloo, for which the launcher imports TensorFlow twice: the exchange tells.
-_HOROVODRUN = "from horovod.runner import launch; launch.gloo_built = lambda **_: True; launch.run_commandline()"
+HOROVODRUN = "from horovod.runner import launch; launch.gloo_built = lambda **_: True; launch.run_commandline()"
 
 Action = Literal["kept", "checked", "installed", "built"]
 
@@ -225,7 +225,7 @@ def check_known(version: str) -> None:
 def check_alltoall() -> None:
     """Import Horovod and exchange rows between two ranks of this machine; raises `HorovodBuildError` if that fails."""
     ranks = ["-np", str(RANKS), "--gloo", "-H", f"localhost:{RANKS}"]
-    command = [sys.executable, "-c", _HOROVODRUN, *ranks, sys.executable, "-m", "kvtools.horovod_setup.alltoall"]
+    command = [sys.executable, "-c", HOROVODRUN, *ranks, sys.executable, "-m", "kvtools.horovod_setup.alltoall"]
     environment = {name: value for name, value in _quiet().items() if not name.startswith("HOROVOD_")}
     # In a folder of its own: `-c` and `-m` import from where they run.
     with tempfile.TemporaryDirectory() as folder:

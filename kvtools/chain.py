@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +163,7 @@ def member_of(prefix: str | os.PathLike[str]) -> Member | None:
     found = _MEMBER.fullmatch(f"{path.name}.index")
     if found is None:
         return None
-    return Member(int(found["number"]), "delta" if found["delta"] else "full", path)
+    return Member(int(found["number"]), _kind_of(found), path)
 
 
 def members(folder: str | os.PathLike[str], name: str | None = None) -> list[Member]:
@@ -173,19 +173,45 @@ def members(folder: str | os.PathLike[str], name: str | None = None) -> list[Mem
         folder: of the chain; one that does not exist has none.
         name: which chain, where the folder has several; by default all of them are taken.
     """
-    root = Path(os.fspath(folder))
-    found = []
-    try:
-        with os.scandir(root) as entries:
-            names = [entry.name for entry in entries if entry.name.endswith(".index")]
-    except FileNotFoundError:
-        return []
-    for file in names:
-        match = _MEMBER.fullmatch(file)
-        if match is not None and not file.startswith(".") and name in (None, match["name"]):
-            kind: Kind = "delta" if match["delta"] else "full"
-            found.append((int(match["number"]), kind, file.removesuffix(".index")))
-    return [Member(number, kind, root / file) for number, kind, file in sorted(found)]
+    return MembersOfFolder(folder, name).now()
+
+
+class MembersOfFolder:
+    """As `members`, for who asks again and again: beside the listing, only what has come or gone since makes work.
+
+    Args:
+        folder, name: as of `members`.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], name: str | None = None) -> None:
+        self._root = Path(os.fspath(folder))
+        self._name = name
+        self._indexes: set[str] = set()
+        self._sorted: list[tuple[int, Kind, str, Member]] = []
+
+    def now(self) -> list[Member]:
+        """Return the members that are there now."""
+        try:
+            names = os.listdir(self._root)  # noqa: PTH208  (a path of each takes longer than to list them all)
+        except FileNotFoundError:
+            names = []
+        indexes = {file for file in names if file.endswith(".index")}
+        if indexes != self._indexes:
+            kept = [one for one in self._sorted if f"{one[2]}.index" in indexes]
+            self._sorted = sorted([*kept, *self._parsed(indexes - self._indexes)])
+            self._indexes = indexes
+        return [member for *_, member in self._sorted]
+
+    def _parsed(self, files: set[str]) -> Iterator[tuple[int, Kind, str, Member]]:
+        for file in files:
+            match = _MEMBER.fullmatch(file)
+            if match is not None and not file.startswith(".") and self._name in (None, match["name"]):
+                number, kind, prefix = int(match["number"]), _kind_of(match), file.removesuffix(".index")
+                yield number, kind, prefix, Member(number, kind, self._root / prefix)
+
+
+def _kind_of(match: re.Match[str]) -> Kind:
+    return "delta" if match["delta"] else "full"
 
 
 def fingerprint(prefix: str | os.PathLike[str]) -> str:

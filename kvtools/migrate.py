@@ -40,7 +40,14 @@ from kvtools.key_join import count_repeated, repeated_rows
 from kvtools.partition import RULES, owners
 from kvtools.quantized_rows import QUANTIZED, written_out
 from kvtools.remote.paths import local_path, shown_path
-from kvtools.replace_output import check_free, check_replaceable, folder_above, replace_files, replace_folder
+from kvtools.replace_output import (
+    check_free,
+    check_reachable,
+    check_replaceable,
+    folder_above,
+    replace_files,
+    replace_folder,
+)
 from kvtools.row_mask import RowMask
 from kvtools.status_names import status_tables
 from kvtools.table_view import MaskedTable, rows_below
@@ -510,10 +517,13 @@ def output_of(
 
     Raises:
         UsageError: `output` is named as a folder, where dialect `to` writes files that share a name.
+        OutputError: nobody can tell what is there.
     """
     output = local_path(output)
     dialect = _writable(output, to)
     kind = dialect.output_kind(str(output))
+    if "://" not in str(output):
+        check_reachable(Path(f"{output}.index" if kind == "prefix" else output))
     if kind in ("prefix", "file") and str(output).endswith("/") and not Path(output).exists():
         raise UsageError(
             f"writing '{output}': that names a folder, and {dialect.name} is written to"

@@ -100,8 +100,7 @@ def replace_files(target: Path, *, force: bool = False, dry_run: bool = False) -
     with work_folder(target) as work:
         yield work / target.name
         sync_tree(work)
-        check_free(target, force=force)
-        old = _files_of(target)
+        old = check_free(target, force=force)
         new = sorted(work.iterdir(), key=_index_last)
         if _is_in_store(target):
             there = [file.name for file in old]
@@ -121,11 +120,12 @@ def replace_files(target: Path, *, force: bool = False, dry_run: bool = False) -
         sync(target.parent)
 
 
-def check_free(target: Path, *, force: bool) -> None:
-    """Raise `OutputError` unless no file of `target` exists, or `force` may replace those that do.
+def check_free(target: Path, *, force: bool) -> list[Path]:
+    """Return the files of `target` that exist; raise `OutputError` where `force` may not replace them, or is not set.
 
     `force` replaces files and links to files: no device, pipe, socket or folder, whoever asks.
     """
+    check_reachable(target)
     _check_parent(target)
     if target.is_dir():
         raise OutputError(f"writing '{target}': it is a folder, expected a new file; name another place")
@@ -141,6 +141,7 @@ def check_free(target: Path, *, force: bool) -> None:
         _refuse_special(target, file)
     if there and not force:
         raise OutputError(f"writing '{target}': '{there[0]}' exists; name another place, or add --force to replace it")
+    return there
 
 
 def _is_in_store(target: Path) -> bool:
@@ -156,6 +157,16 @@ def _is_in_store(target: Path) -> bool:
 def folder_above(target: Path) -> Path:
     """Return the nearest folder above `target` that exists: what is written there is on its disk."""
     return next(parent for parent in target.absolute().parents if os.path.lexists(parent))
+
+
+def check_reachable(target: Path) -> None:
+    """Raise `OutputError` where nobody can tell whether `target` exists: its name is too long, say."""
+    try:
+        target.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise OutputError(f"writing '{target}': {error.strerror or error}; name another place") from error
 
 
 def _check_parent(target: Path) -> None:
@@ -246,6 +257,7 @@ def _remove_empty(folders: list[Path]) -> None:
 def check_replaceable(target: Path, *, mark: str, force: bool) -> None:
     """Raise `OutputError` unless `target` is free, or a folder of the right kind that `force` may replace."""
     _is_in_store(target)
+    check_reachable(target)
     if not os.path.lexists(target):
         _check_parent(target)
         return

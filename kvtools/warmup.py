@@ -340,7 +340,10 @@ def _is_of(array: Array, dtype: np.dtype[Any]) -> bool:
 
 def _string(spec: InputSpec, value: Any) -> bytes:
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"input '{spec.name}': a string has half a surrogate pair, which is no text") from None
     if isinstance(value, dict) and isinstance(value.get("b64"), str):
         try:
             return base64.b64decode(value["b64"], validate=True)

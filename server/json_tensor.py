@@ -44,20 +44,56 @@ _MOST_DIMENSIONS = 32
 _ZEROS = bytes.maketrans(b"E123456789", b"e000000000")
 _LARGE_EXPONENT = re.compile(rb"e\+?000")
 _MANY_DIGITS = b"0" * 309
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 
 
 def load_json(body: bytes) -> Any:
-    """Parse a body; raises a `ProtocolError` if it is no JSON, or has a number that float64 does not hold, as 1e400."""
+    """Parse a body; raises a `ProtocolError` if it is no JSON, or has a number that float64 does not hold, as 1e400, or
+    a string that is no text, with half a surrogate pair in it."""
     if not body:
         raise invalid("JSON Parse error: The document is empty")
     try:
         zeros = body.translate(_ZEROS)
         may_be_too_large = _LARGE_EXPONENT.search(zeros) is not None or _MANY_DIGITS in zeros
-        return _members_once(body, _finite if may_be_too_large else None)
+        document = _members_once(body, _finite if may_be_too_large else None)
     except TwiceError as error:
         raise invalid(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise invalid(f"JSON Parse error: {str(error)[:120]}") from None
+    if _ESCAPED_SURROGATE.search(body) is not None or (b"\xed" in body and _SURROGATE.search(body) is not None):
+        _check_text(document)
+    return document
+
+
+def _check_text(document: Any) -> None:
+    """Raise a `ProtocolError` for the first string, a name or a value, with half a surrogate pair in it."""
+    stack = [("", document)]
+    while stack:
+        place, value = stack.pop()
+        inner: list[tuple[str, Any]] = []
+        if isinstance(value, str):
+            if not _is_text(value):
+                raise invalid(
+                    f"JSON Parse error: half a surrogate pair in the string {shown(value)}{place and f' at {place}'},"
+                    ' which is no text; send bytes of any kind as {"b64": "..."}'
+                )
+        elif isinstance(value, list):
+            # All strings of a list at once, where it is of nothing else.
+            if set(map(type, value)) != {str} or not _is_text("".join(value)):
+                inner = [(f"{place}[{at}]", one) for at, one in enumerate(value) if isinstance(one, str | list | dict)]
+        elif isinstance(value, dict):
+            for name, one in value.items():
+                inner += [(place, name), (f"{place}.{name}".lstrip("."), one)]
+        stack += reversed(inner)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _members_once(body: bytes, parse_float: Callable[[str], float] | None) -> Any:
@@ -181,7 +217,7 @@ def is_base64(value: Any) -> bool:
 
 def _bytes(value: Any) -> bytes:
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
+        return value.encode()
     if isinstance(value, dict):
         if not is_base64(value):
             raise invalid(f"JSON Value: {shown(value)} not formatted correctly for base64 data")

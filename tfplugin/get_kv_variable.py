@@ -26,6 +26,9 @@ NOMINAL_ROWS = 1 << 20
 
 _GRAPH_ATTRIBUTE = "_tfplugin_kv_variables"
 
+#: The ops that make variables, and what those are.
+_VARIABLE_OPS = {"KvTableHandle": "table", "VarHandleOp": "dense variable", "VariableV2": "dense variable"}
+
 
 def _store() -> dict[str, Any]:
     """Variables by name, one store a graph. In eager mode every call makes a new variable, as TensorFlow's own do."""
@@ -38,12 +41,26 @@ def _store() -> dict[str, Any]:
     return getattr(graph, _GRAPH_ATTRIBUTE)
 
 
-def _is_dense(name: str) -> bool:
-    """Whether `get_variable` has made a variable of that name in this graph, whole or in parts."""
+def _check_free(name: str) -> None:
+    """Refuses a name that another variable of the graph has, whole or in parts: this one would be saved by another."""
     if context.executing_eagerly():
-        return False
+        return
     dense = variable_scope._get_default_variable_store()
-    return name in dense._vars or name in dense._partitioned_vars
+    if name in dense._vars or name in dense._partitioned_vars:
+        raise ValueError(
+            f"Key-value variable {name}: there is a dense variable of that name already, of "
+            "tf.compat.v1.get_variable. Give one of them another name."
+        )
+    for taken in (name, f"{name}/part_0"):
+        try:
+            kind = tf_ops.get_default_graph().get_operation_by_name(taken).type
+        except KeyError:
+            continue
+        if kind in _VARIABLE_OPS:
+            raise ValueError(
+                f"Key-value variable {name}: there is a {_VARIABLE_OPS[kind]} of that name in the graph already, which "
+                "get_kv_variable has not made here. Give one of them another name."
+            )
 
 
 def tables_of_graph() -> dict[str, Any]:
@@ -189,10 +206,10 @@ def get_kv_variable(
     In eager mode every call makes a new variable, as `tf.compat.v1.get_variable` does: keep the object.
 
     Raises:
-      ValueError: the name exists and reuse is off, or does not exist and reuse is on; a wrong dim; a partitioner along
-        another axis; an impossible max_capacity, capacity_hint, eviction, max_hbm or max_memory; an eviction without a
-        max_capacity, a max_memory without a spill or the other way around; policies that are out of range or
-        contradict each other.
+      ValueError: the name exists and reuse is off, does not exist and reuse is on, or is that of a variable that was
+        made otherwise; a wrong dim; a partitioner along another axis, or for another number of parts than there are; an
+        impossible max_capacity, capacity_hint, eviction, max_hbm or max_memory; an eviction without a max_capacity, a
+        max_memory without a spill or the other way around; policies that are out of range or contradict each other.
       TypeError: a dtype that tables do not have.
 
     Example:
@@ -236,6 +253,7 @@ def get_kv_variable(
         found = store.get(full_name)
         if found is not None and scope.reuse:
             _check_same(found, full_name, embedding_dim, key, value)
+            _check_same_parts(found, full_name, partitioner, capacity_hint)
             _check_same_bound(found, full_name, max_capacity, eviction)
             _check_same_policies(found, full_name, policies)
             return found
@@ -249,11 +267,7 @@ def get_kv_variable(
                 f"Key-value variable {full_name} does not exist, or was not created with get_kv_variable. Did you mean "
                 "to set reuse=tf.compat.v1.AUTO_REUSE in its variable_scope?"
             )
-        if _is_dense(full_name):
-            raise ValueError(
-                f"Key-value variable {full_name}: there is a dense variable of that name already, of "
-                "tf.compat.v1.get_variable. Give one of them another name."
-            )
+        _check_free(full_name)
         if embedding_dim is None:
             raise ValueError(f"get_kv_variable('{full_name}'): embedding_dim is needed to make a new variable.")
 
@@ -261,7 +275,8 @@ def get_kv_variable(
         init = resolve(initializer, full_name, dim, value)
         if partitioner is None and placement.parameter_servers() > 1:
             partitioner = tf.compat.v1.fixed_size_partitioner(placement.parameter_servers())
-        parts = _part_count(partitioner, full_name, capacity_hint or NOMINAL_ROWS, dim, value)
+        rows = capacity_hint or NOMINAL_ROWS
+        parts = _part_count(partitioner, full_name, rows, dim, value)
         if init.rows is not None and parts is not None:
             init = _shared_rows(init)
 
@@ -295,7 +310,9 @@ def get_kv_variable(
         if parts is None:
             made = make(full_name, 0, 1)
         else:
-            made = PartitionedKvVariable(full_name, [make(f"{full_name}/part_{i}", i, parts) for i in range(parts)])
+            made = PartitionedKvVariable(
+                full_name, [make(f"{full_name}/part_{i}", i, parts) for i in range(parts)], partitioned_for=rows
+            )
             placement.tell_neighbours(list(made))
         store[full_name] = made
     return made
@@ -335,6 +352,17 @@ def _check_same(found: Any, name: str, dim: int | None, key_dtype: tf.DType, val
             raise ValueError(
                 f"Trying to share key-value variable {name}, but specified {what} {wanted.name} and found {have.name}."
             )
+
+
+def _check_same_parts(found: Any, name: str, partitioner: Callable[..., Any] | None, capacity_hint: int) -> None:
+    # What the partitioner was told the first time, where nothing else is said.
+    hint = found.partitioned_for if isinstance(found, PartitionedKvVariable) else found.capacity_hint
+    parts = _part_count(partitioner, name, capacity_hint or hint or NOMINAL_ROWS, found.dim, found.dtype)
+    if parts is not None and parts != len(found._kv_parts):  # None: not said
+        raise ValueError(
+            f"Trying to share key-value variable {name}, but specified a partitioner that gives {parts} parts, and "
+            f"found {len(found._kv_parts)}. Give it the partitioner that it was made with, or none."
+        )
 
 
 def _check_same_bound(found: Any, name: str, max_capacity: int, eviction: str) -> None:

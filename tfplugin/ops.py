@@ -157,6 +157,11 @@ def _split_gradients_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Te
     return [*[None] * tables, *back, *[None] * tables]
 
 
+@tf_ops.RegisterGradient("KvSamePlaces")
+def _same_places_gradient(op: tf.Operation, grad: tf.Tensor) -> list[Any]:
+    return [grad, *[None] * (len(op.inputs) - 1)]
+
+
 # ---- Pooled lookups ----
 
 _POOL_LISTS = ("parts", "dims", "combiners", "outer", "weighted", "positive", "filled")

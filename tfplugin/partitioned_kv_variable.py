@@ -34,8 +34,10 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
     _trained_by_keras = True
     _how_to_train = KvVariable._how_to_train
 
-    def __init__(self, name: str, parts: Sequence[KvVariable]) -> None:
+    def __init__(self, name: str, parts: Sequence[KvVariable], *, partitioned_for: int = 0) -> None:
         self._name = name
+        #: The number of rows that the partitioner was told of; 0: none was asked.
+        self.partitioned_for = partitioned_for
         self._parts = list(parts)
         for part in self._parts[1:]:
             part._table = self._parts[0]._table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,12 +12,12 @@ import tensorflow as tf
 from kvtools.chain import newest_chain
 from kvtools.chain_place import chain_at, is_chain
 from tfplugin import slot_binding
-from tfplugin.named_tables import name_of, names_there, newest_in, no_such
+from tfplugin.named_tables import name_of, names_there, newest_in, no_such, whole_of
 from tfplugin.rows_left_out import RowsLeftOut
 from tfplugin.saveable import check_whole, restore_op
 
 _META = "-kvmeta"
-_PART = re.compile(r"^(?P<base>.*\.ATTRIBUTES/kv)_part_\d+$|^(?P<whole>.*)/part_\d+$", re.S)
+_KV = ".ATTRIBUTES/kv"
 
 
 def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None = None) -> Any:
@@ -83,9 +82,9 @@ def _left_out(path: str, there: str, base: str, table: Any) -> RowsLeftOut:
         import kvtools
         from kvtools.dialects.chunk import KEYS
 
-        place = base.removesuffix(".ATTRIBUTES/kv").removesuffix("/")
+        place = base.removesuffix(_KV).removesuffix("/")
         for name, reader in kvtools.open(path).tables.items():
-            if name == base or (".ATTRIBUTES/kv" in base and reader.schema.metadata.get("object_path") == place):
+            if name == base or (base.endswith(_KV) and reader.schema.metadata.get("object_path") == place):
                 for chunk in reader.chunks(KEYS):
                     yield np.ascontiguousarray(chunk.keys, table._kv_parts[0].key_dtype.as_numpy_dtype)
 
@@ -107,20 +106,14 @@ def _tables_of(path: str) -> dict[str, tuple[str, str]]:
     metas: dict[tuple[str, str], str] = {}
     for tensor in sorted(reader.get_variable_to_shape_map()):
         if tensor.endswith(_META):
-            prefix = tensor.removesuffix(_META)
-            match = _PART.match(prefix)
-            if match is None:
-                metas.setdefault((prefix, "_part_" if ".ATTRIBUTES/kv" in prefix else "/part_"), tensor)
-            elif match["base"] is not None:
-                metas.setdefault((match["base"], "_part_"), tensor)
-            else:
-                metas.setdefault((match["whole"], "/part_"), tensor)
+            whole = whole_of(tensor.removesuffix(_META))
+            metas.setdefault((whole, "_part_" if whole.endswith(_KV) else "/part_"), tensor)
     known: dict[str, tuple[str, str]] = {}
     called: dict[str, list[tuple[str, str]]] = {}
     for table, meta in metas.items():
         known[table[0]] = table
         if table[1] == "_part_":
-            known[table[0].removesuffix("/.ATTRIBUTES/kv").removesuffix(".ATTRIBUTES/kv")] = table
+            known[table[0].removesuffix(_KV).removesuffix("/")] = table
             called.setdefault(str(json.loads(reader.get_tensor(meta)).get("name")), []).append(table)
     # By the variable's name where it says which one is meant.
     for name, those in called.items():

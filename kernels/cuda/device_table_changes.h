@@ -115,8 +115,10 @@ class DeviceTableImpl<Device>::MomentExporter : public kvtable::Exporter {
     if (!given_up_.load()) return;
     throw Error(
         ErrorCode::kFailedPrecondition,
-        "The export of one moment was given up: nobody took its rows for too long while others waited to "
-        "change them. Begin it again, and take its rows on a thread of their own.");
+        "The export of one moment was given up: for a minute nobody took its rows while others waited to "
+        "change them, or an earlier read of it failed. Save again. If that fails, too, every thread that "
+        "could have taken them was waiting: have more of them (in TensorFlow, inter_op_parallelism_threads "
+        "of the session, or of its server).");
   }
 
   // Of the removed keys those that are not there now.

@@ -15,10 +15,11 @@ namespace kvtools {
 
 namespace tf = tensorflow;
 
-KernelThreads::KernelThreads(tf::OpKernelContext* ctx)
+KernelThreads::KernelThreads(tf::OpKernelContext* ctx, bool may_wait)
     : pool_(ctx->device()->tensorflow_cpu_worker_threads()->workers),
       threads_(std::max(1, ctx->device()->tensorflow_cpu_worker_threads()->num_threads)),
-      stream_(StreamOf(ctx)) {}
+      stream_(StreamOf(ctx)),
+      may_wait_(may_wait) {}
 
 void KernelThreads::Run(int64_t tasks, const std::function<void(int64_t)>& body) {
   if (tasks <= 1 || threads_ == 1) {

@@ -5,9 +5,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "errors.h"
+#include "kernel.h"
 #include "table_kernel.h"
 #include "table_metadata.h"
 #include "update_inputs.h"
@@ -21,19 +24,34 @@ using tf::OpKernelContext;
 using tf::Tensor;
 using tf::TensorShape;
 
-// What works on a table that has the slots of one optimizer.
-class OptimizerOp : public TableKernel {
+// What works on a table that has the slots of one optimizer. The first step gives the table its slots, and waits until
+// open exports of one moment have ended: not on the thread of TensorFlow's that it came on, since the op that writes an
+// export may come to need that one.
+class OptimizerOp : public AsyncKernel {
  public:
-  using TableKernel::TableKernel;
+  using AsyncKernel::AsyncKernel;
 
  protected:
   absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadSlots(ctx, "slots", &slots_); }
 
-  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) final {
-    TF_RETURN_IF_ERROR(CheckKeys(open->config(), ctx->input(1)));
-    TF_RETURN_IF_ERROR(Check(ctx, open->config()));
-    return Step(ctx, open, Columns(open));
+  absl::Status Start(OpKernelContext* ctx, const DoneCallback& done) final {
+    bool waits = false;
+    TF_RETURN_IF_ERROR(Work(ctx, &waits));
+    if (!waits) {
+      done();
+      return absl::OkStatus();
+    }
+    const auto work = [this, ctx, done] { End(ctx, done, [&] { return Work(ctx, nullptr); }); };
+    try {
+      std::thread(work).detach();
+    } catch (const std::system_error&) {  // there are no more threads
+      work();
+    }
+    return absl::OkStatus();
   }
+
+  // "updating": what the kernel does to its variable, for messages.
+  virtual const char* doing() const = 0;
 
   // What can be refused is refused before the table gets another layout.
   virtual absl::Status Check(OpKernelContext*, const TableConfig&) { return absl::OkStatus(); }
@@ -74,6 +92,24 @@ class OptimizerOp : public TableKernel {
   std::vector<kvtable::SlotSpec> slots_;
 
  private:
+  // All of the op. With `waits` it does nothing where it would have to wait, and says so there.
+  absl::Status Work(OpKernelContext* ctx, bool* waits) {
+    OpenTable open(ctx, waits == nullptr);
+    TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &open.resource, &open.table));
+    return CatchErrors(doing(), open.config().name, [&] {
+      TF_RETURN_IF_ERROR(CheckKeys(open.config(), ctx->input(1)));
+      TF_RETURN_IF_ERROR(Check(ctx, open.config()));
+      kvtable::SlotColumns columns;
+      try {
+        columns = Columns(&open);
+      } catch (const kvtable::MustWait&) {
+        *waits = true;
+        return absl::OkStatus();
+      }
+      return Step(ctx, &open, columns);
+    });
+  }
+
   // AttachSlots, or what it returned the last time if the table has not changed its slots since.
   kvtable::SlotColumns Columns(OpenTable* open) {
     const uint64_t layout = open->table->generation();

@@ -12,7 +12,7 @@ namespace kvtools {
 
 // A table that is initialized, and the threads to work on it with.
 struct OpenTable {
-  explicit OpenTable(tensorflow::OpKernelContext* ctx) : threads(ctx) {}
+  explicit OpenTable(tensorflow::OpKernelContext* ctx, bool may_wait = true) : threads(ctx, may_wait) {}
 
   tensorflow::core::RefCountPtr<TableResource> resource;
   std::shared_ptr<kvtable::Table> table;

@@ -94,7 +94,12 @@ kvtable::SlotColumns TableResource::AttachSlots(kvtable::Table* table,
   std::vector<kvtable::SlotSpec> slots;
   kvtable::SlotColumns columns;
   {
-    std::lock_guard<std::mutex> lock(slots_mu_);
+    std::unique_lock<std::mutex> lock(slots_mu_, std::defer_lock);
+    if (threads->may_wait()) {
+      lock.lock();
+    } else if (!lock.try_lock()) {  // who has it may be waiting
+      throw kvtable::MustWait();
+    }
     const bool newer = generation > slots_generation_;
     // Slots that stay keep their places, so that nothing moves when nothing changes.
     const std::vector<kvtable::SlotSpec> before = table->slots();

@@ -64,7 +64,7 @@ class TableResource : public tensorflow::ResourceBase {
   // step was built, and `generation` counts these sets. The first step of a newer set drops what is not in
   // it: the slots of optimizers that are gone. Any other only adds what it misses, so that optimizers that
   // take turns, each in a graph or function built before the next one was known, leave each other's slots
-  // alone.
+  // alone. Throws MustWait where it would have to wait and the caller may not.
   kvtable::SlotColumns AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
                                    const std::vector<kvtable::SlotSpec>& all, int64_t generation,
                                    kvtable::ParallelFor* threads);

@@ -196,6 +196,23 @@ void AnExportThatNobodyReadsIsGivenUp() {
   }
 }
 
+class MayNotWait : public ParallelFor {
+ public:
+  int threads() const override { return 1; }
+  void Run(int64_t tasks, const std::function<void(int64_t)>& body) override { Serial().Run(tasks, body); }
+  bool may_wait() const override { return false; }
+};
+
+bool MustWaitFor(Table* table, const std::vector<SlotSpec>& slots) {
+  MayNotWait here;
+  try {
+    table->EnsureSlots(slots, here);
+  } catch (const MustWait&) {
+    return true;
+  }
+  return false;
+}
+
 void SlotsAndClearWaitForAMoment(int64_t max_capacity, bool spilled = false) {
   const auto table = Table::Create(Options(max_capacity, Eviction::kLru, spilled));
   std::vector<int64_t> keys;
@@ -204,7 +221,10 @@ void SlotsAndClearWaitForAMoment(int64_t max_capacity, bool spilled = false) {
   table->Upsert(keys.data(), 2000, values.data(), {}, Pool());
   const Rows before = Contents(table.get());
   const RowSchema schema = table->schema();
+  const std::vector<SlotSpec> had = table->slots();
   auto exporter = table->ExportMoment({});
+  CHECK(!MustWaitFor(table.get(), had));
+  CHECK(MustWaitFor(table.get(), {kSlot, kOther}) && table->slots() == had);
   std::thread slots([&] { table->EnsureSlots({kSlot, kOther}, Serial()); });
   std::thread clear([&] { table->Clear(); });
   std::thread writer([&] { table->Upsert(keys.data(), 500, values.data() + 6, {7, 7}, Serial()); });
@@ -215,6 +235,7 @@ void SlotsAndClearWaitForAMoment(int64_t max_capacity, bool spilled = false) {
   clear.join();
   writer.join();
   CHECK(table->slots().size() == 2 && table->Size() <= 500);
+  CHECK(!MustWaitFor(table.get(), {kOther}) && table->slots().size() == 1);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib
 import os
 from collections.abc import Iterator
@@ -177,12 +178,16 @@ def open_table(origin: Origin) -> TableReader:
 
 
 def _takes(dialect: Dialect, source: Source) -> bool:
-    """Tell whether a source is of a dialect; raises `BadInputError` where it may not be looked at."""
+    """Tell whether a source is of a dialect; raises `BadInputError` where it may not, or cannot, be looked at."""
     try:
         return dialect.sniff(source)
     except PermissionError as error:
         _explain(source)
         raise BadInputError(f"opening '{source.text}': {error.strerror}: '{error.filename}'") from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise BadInputError(f"opening '{source.text}': {error.strerror}") from error
 
 
 def _explain(source: Source) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvtools.dialects.bundle.dtypes import number_named
-from kvtools.lookup_model.messages import INT32, INT64, of_bool, of_number, of_type, of_types
+from kvtools.lookup_model.messages import INT32, INT64, of_number, of_type
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.index import as_int64
-from kvtools.stock_model.plain_ops import Call, NotRewritable, strings
+from kvtools.stock_model.plain_ops import Call, NotRewritable, check
 from kvtools.stock_model.pooled_ops import bag_inputs, combine, compute_type, put_into_bags, segment_sum
 
-_BOOL, _UINT64, _STRING = number_named("bool"), number_named("uint64"), number_named("string")
+_UINT64 = number_named("uint64")
 
 
 def request(body: FunctionBody, call: Call) -> None:
@@ -108,10 +108,7 @@ def pool(body: FunctionBody, call: Call) -> None:
 
 def _check(body: FunctionBody, sizes: str, most: int, message: str) -> None:
     within = body.op("LessEqual", [sizes, body.constant(most, np.int64)], "z", T=of_type(INT64))
-    all_of_it = body.constant([0], np.int32)
-    fine = body.op("All", [within, all_of_it], Tidx=of_type(INT32), keep_dims=of_bool(False))
-    text = body.op("Const", [], "output", **strings([message]))
-    body.op("Assert", [fine, text], "", T=of_types([_STRING]), summarize=of_number(1))
+    check(body, within, message)
 
 
 def _concat(body: FunctionBody, tensors: Sequence[str], dtype: int) -> str:

@@ -75,6 +75,7 @@ OPERATIONS: dict[str, Operation] = {
     "KvExchangeServe": Operation(
         exchange_ops.serve, lambda attrs: [("keys", len(attrs.types("Tout"))), ("counts", 1)], takes_tables=False
     ),
+    "KvSamePlaces": Operation(plain_ops.same_places, _outputs("checked"), takes_tables=False),
     "KvTableContains": Operation(plain_ops.contains, _outputs("found")),
     "KvTableGather": Operation(plain_ops.gather, _outputs("rows", "positions")),
     "KvTableGatherMany": Operation(plain_ops.gather_many, _of_tables("rows", "positions")),

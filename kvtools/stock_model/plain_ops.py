@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtools.dialects.bundle.dtypes import dtype_name, number_named
-from kvtools.lookup_model.messages import INT32, INT64, STRING, message, of_type, of_types, shape
+from kvtools.lookup_model.messages import INT32, INT64, STRING, message, of_bool, of_number, of_type, of_types, shape
 from kvtools.stock_model.attributes import Attributes
 from kvtools.stock_model.fields import blob
 from kvtools.stock_model.function_body import FunctionBody
@@ -147,6 +147,29 @@ def save(body: FunctionBody, call: Call) -> None:
             tensors.append(body.op("ReadVariableOp", [resource], "value", dtype=of_type(variable.dtype)))
     listed = (body.op("Const", [], "output", **strings(texts)) for texts in (names, [""] * len(names)))
     body.op("SaveV2", [prefix, *listed, *tensors], "", dtypes=of_types(types))
+
+
+def same_places(body: FunctionBody, call: Call) -> None:
+    """`KvSamePlaces`: weights, where ids lie, where the weights lie -> the weights, or an error."""
+    attrs = call.attrs
+    dtype, pairs = attrs.type("T"), attrs.number("N")
+    weights = body.argument("weights", dtype)
+    of_ids = [body.argument(f"of_ids_{at}", INT64) for at in range(pairs)]
+    of_weights = [body.argument(f"of_weights_{at}", INT64) for at in range(pairs)]
+    for one, other in zip(of_ids, of_weights, strict=True):
+        # Of other shapes it is one false.
+        same = body.op("Equal", [one, other], "z", T=of_type(INT64), incompatible_shape_error=of_bool(False))
+        flat = body.op("Reshape", [same, body.constant([-1], np.int32)], T=of_type(_BOOL), Tshape=of_type(INT32))
+        check(body, flat, attrs.text("message"))
+    body.result(dtype, weights)
+
+
+def check(body: FunctionBody, conditions: str, error: str) -> None:
+    """Have the function fail with an error where not all of the conditions [n] are true."""
+    all_of_it = body.constant([0], np.int32)
+    fine = body.op("All", [conditions, all_of_it], Tidx=of_type(INT32), keep_dims=of_bool(False))
+    text = body.op("Const", [], "output", **strings([error]))
+    body.op("Assert", [fine, text], "", T=of_types([STRING]), summarize=of_number(1))
 
 
 def strings(texts: list[str]) -> dict[str, bytes]:

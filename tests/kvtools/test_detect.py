@@ -12,7 +12,7 @@ import kvtools
 from kvtools.dialects.detect import dialect_named, dialects, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Source
 from kvtools.dialects.options import OpenOptions
-from kvtools.errors import BadInputError, UsageError
+from kvtools.errors import BadInputError, OutputError, UsageError
 from kvtools.migrate import write_tables
 
 DATA = Path(__file__).parents[1] / "data"
@@ -54,3 +54,16 @@ def test_options_that_contradict_the_files_are_refused(tmp_path: Path, dialect: 
     except UsageError:
         return
     assert (list(opened.tables), list(opened.broken)) == ([], ["emb"])
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 252, "/".join(["y" * 200] * 30)], ids=["name", "index", "path"])
+def test_a_name_that_is_too_long_is_told(tmp_path: Path, name: str) -> None:
+    table = kvtools.table_from_arrays("t", np.arange(2), np.ones((2, 2), np.float32))
+    for dialect in writable_dialects():
+        if dialect_named(dialect).output == "url" or (len(name) < 255 and dialect_named(dialect).output != "prefix"):
+            continue
+        with pytest.raises(OutputError, match=r"^writing '.*': File name too long; name another place$"):
+            write_tables([table], tmp_path / name, dialect)
+    with pytest.raises(BadInputError, match=r"looking for a checkpoint at|File name too long"):
+        open_checkpoint(tmp_path / name)
+    assert not list(tmp_path.iterdir())

@@ -70,6 +70,18 @@ def test_force_replaces_nothing_of_another_kind(tmp_path: Path, kind: str) -> No
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["y" * 200] * 30)], ids=["name", "path"])
+def test_a_name_that_is_too_long_is_told(tmp_path: Path, name: str, dry_run: bool) -> None:
+    for place in (
+        replace_folder(tmp_path / name, mark="mark", dry_run=dry_run),
+        replace_files(tmp_path / name, dry_run=dry_run),
+    ):
+        with pytest.raises(OutputError, match=r"^writing '.*[xy]': File name too long; name another place$"), place:
+            pass
+    assert names(tmp_path) == []
+
+
 def test_force_may_replace_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     write(tmp_path / "out", "one", force=True)

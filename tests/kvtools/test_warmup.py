@@ -121,6 +121,7 @@ def test_bodies_of_the_rest_interface(tmp_path: Path) -> None:
         ('{"inputs": [[1, 2]]}', "line 2: expected an object of the inputs ids, word"),
         ('{"inputs": {"ids": [[1.5, 2]], "word": ["a"]}}', "line 2: input 'ids': expected int64"),
         ('{"inputs": {"ids": [[1, 2]], "word": [1]}}', "line 2: input 'word': expected strings"),
+        ('{"inputs": {"ids": [[1, 2]], "word": ["\\ud800"]}}', "line 2: input 'word': .* half a surrogate pair"),
     ],
 )
 def test_a_body_that_fits_no_signature_is_told_by_its_line(tmp_path: Path, body: str, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import sys
 import weakref
@@ -102,6 +103,24 @@ def test_strings_and_bytes(client: TestClient) -> None:
     assert answer["predictions"][0] == {"upper": "Hé", "raw_bytes": {"b64": "aMOp"}}
     assert answer["predictions"][1]["raw_bytes"] == {"b64": "AP8="}
     assert predict(client, signature_name="words", instances=[{"b64": "%"}]) == (400, "Unable to base64 decode")
+
+
+@pytest.mark.parametrize("half", [b"\\ud800", b"\\uDC00x", b"\xed\xa0\x80"])
+def test_half_a_surrogate_pair_is_no_text(client: TestClient, half: bytes) -> None:
+    def check(url: str, body: bytes, place: str) -> None:
+        answer = client.post(url, content=body)
+        told = rf'half a surrogate pair in the string "bc\\ud.*" at {re.escape(place)}, which is no text'
+        assert answer.status_code == 400 and re.search(told, answer.json()["error"]), answer.text
+
+    string = b'"bc' + half + b'"'
+    v1, v2 = "/v1/models/ranker:predict", "/v2/models/ranker/infer"
+    check(v1, b'{"signature_name": "words", "inputs": {"text": ["a", ' + string + b"]}}", "inputs.text[1]")
+    check(v1, b'{"signature_name": "words", "instances": ["\\ud83d\\ude00", ' + string + b"]}", "instances[1]")
+    check(v1, b'{"signature_name": ' + string + b', "instances": ["a"]}', "signature_name")
+    check(v1, b'{"signature_name": "words", "instances": [{' + string + b': "a"}]}', "instances[0]")
+    tensor = b'"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ['
+    check(v2, b'{"parameters": {"signature_name": "words"}, ' + tensor + string + b"]}]}", "inputs[0].data[0]")
+    check(v2, b'{"id": ' + string + b", " + tensor + b'"a"]}]}', "id")
 
 
 def test_what_is_no_text_is_told_from_other_bytes(client: TestClient) -> None:

@@ -26,9 +26,9 @@ from typing import Any
 
 import fork_server
 
+from kvtools.horovod_setup.setup import HOROVODRUN
+
 IN_RANK = Path(__file__).with_name("in_rank.py")
-# Without its question whether Horovod has Gloo, for which the launcher imports TensorFlow twice.
-HOROVODRUN = "from horovod.runner import launch; launch.gloo_built = lambda **_: True; launch.run_commandline()"
 START_TIMEOUT = 120.0  # each rank imports TensorFlow
 TAIL_LINES = 60
 

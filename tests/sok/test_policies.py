@@ -38,6 +38,16 @@ def test_a_bound_of_a_table_that_grows_is_refused():
     assert sok.DynamicVariable(2, var_type="hybrid", max_capacity=10).max_capacity == 10
 
 
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_what_says_which_rows_go_needs_a_bound(var_type):
+    sok.init("single")
+    with pytest.raises(ValueError, match=r"evict_strategy='kLfu' says which rows go, and nothing says how many stay"):
+        sok.DynamicVariable(2, var_type=var_type, evict_strategy="kLfu")
+    bounded = sok.DynamicVariable(2, var_type="hybrid", max_capacity=10, evict_strategy="kLfu")
+    assert (bounded.max_capacity, bounded.eviction) == (10, "lfu")
+    assert sok.DynamicVariable(2, var_type="hybrid", max_capacity=10).eviction == "lru"
+
+
 @pytest.mark.parametrize("path", ["missing/model", "."])
 def test_a_checkpoint_that_is_not_there_is_one_error(tmp_path, path):
     sok.init("single")

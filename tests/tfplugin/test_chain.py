@@ -18,8 +18,18 @@ from chain_runs import Trained, random_run
 
 import kvtools
 import tfplugin
-from kvtools.chain import RECORD_TENSOR, ChainError, Record, fingerprint, members, newest_chain
+from kvtools.chain import (
+    RECORD_TENSOR,
+    ChainError,
+    Member,
+    MembersOfFolder,
+    Record,
+    fingerprint,
+    members,
+    newest_chain,
+)
 from kvtools.errors import CorruptFileError
+from tfplugin.chain.kept import Kept
 from tfplugin.policies import ExpireAfterSeconds, ExpireAfterSteps
 
 v1 = tf.compat.v1
@@ -432,6 +442,39 @@ def test_an_old_full_goes_with_its_increments_when_a_newer_one_is_whole(tmp_path
     state = tf.train.get_checkpoint_state(str(tmp_path))
     assert [Path(path).name for path in state.all_model_checkpoint_paths] == ["ckpt-4", "ckpt-7"]
     assert manager.latest_checkpoint == str(tmp_path / "ckpt-9.delta")
+
+
+def test_increments_go_by_one_listing_of_the_folder(tmp_path, monkeypatch):
+    """By one each, those of an hour took twenty seconds."""
+
+    def put(*names):
+        for name in names:
+            (tmp_path / f"{name}.index").touch()
+            (tmp_path / f"{name}.data-00000-of-00001").touch()
+
+    kept = Kept(tmp_path, "ckpt", 1, None)
+    put("ckpt-1")
+    kept.add(Member(1, "full", tmp_path / "ckpt-1"))
+    put(*(f"ckpt-{number}.delta" for number in range(2, 42)), "ckpt-3.delta-of-mine", "ckpt-40")
+    listings = []
+    original = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: listings.append(path) or original(path))
+    kept.add(Member(40, "full", tmp_path / "ckpt-40"))
+    left = {path.name.partition(".data")[0].removesuffix(".index") for path in original(tmp_path)}
+    assert left == {"checkpoint", "ckpt-40", "ckpt-41.delta", "ckpt-3.delta-of-mine"}
+    assert listings == [tmp_path]
+
+
+def test_members_of_a_folder_are_those_that_are_there_now(tmp_path):
+    there = MembersOfFolder(tmp_path / "chain", "a")
+    assert there.now() == []
+    (tmp_path / "chain").mkdir()
+    for put in ("a-10", "a-9.delta", "b-1", "a-10.delta", ".a-3", "a-x", "a-2.delta"):
+        (tmp_path / "chain" / f"{put}.index").touch()
+        assert there.now() == members(tmp_path / "chain", "a")
+    assert [one.prefix.name for one in there.now()] == ["a-2.delta", "a-9.delta", "a-10.delta", "a-10"]
+    (tmp_path / "chain" / "a-9.delta.index").rename(tmp_path / "chain" / "a-11.index")
+    assert [one.prefix.name for one in there.now()] == ["a-2.delta", "a-10.delta", "a-10", "a-11"]
 
 
 def test_fulls_of_every_so_many_hours_stay_as_with_tensorflows_manager(tmp_path, monkeypatch):

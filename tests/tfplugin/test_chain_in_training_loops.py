@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -77,6 +79,39 @@ def test_the_first_step_does_not_hold_up_the_full_that_it_waits_for(tmp_path, mo
         assert time.monotonic() - begun < 30  # after 60 seconds a step would give the full up
         manager.sync()
     assert names(tmp_path / "chain") == ["ckpt-1"]
+
+
+ONE_THREAD = """
+import sys, threading, time, tensorflow as tf, tfplugin
+v1 = tf.compat.v1
+# Its session is another process's, as it were: all that it runs comes on the threads of the server.
+server = v1.train.Server.create_local_server(config=v1.ConfigProto(inter_op_parallelism_threads=1))
+with tf.Graph().as_default(), v1.Session(server.target) as session:
+    table = tf.get_kv_variable("user", embedding_dim=4, partitioner=v1.fixed_size_partitioner(2))
+    rows = tf.nn.embedding_lookup(table, tf.range(100, dtype=tf.int64))
+    optimizer = v1.train.AdamOptimizer(0.1)
+    train = optimizer.minimize(tf.reduce_sum(rows**2))
+    manager = tfplugin.CheckpointManager(v1.train.Saver(), sys.argv[1], delta_every=0.0)
+    stepping, write = threading.Event(), manager._write
+    manager._write = lambda *given: (stepping.wait(60), time.sleep(0.5), write(*given))[-1]
+    session.run(v1.global_variables_initializer())
+    session.run(rows)
+    manager.save_if_due()
+    begun = time.monotonic()
+    stepping.set()
+    session.run(train)
+    print("the step took", time.monotonic() - begun)
+    manager.sync()
+    manager.save()
+"""
+
+
+def test_nor_where_a_server_has_one_thread(tmp_path):
+    command = [sys.executable, "-P", "-c", ONE_THREAD, str(tmp_path / "chain")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(done.stdout.split()[-1]) < 30
+    assert names(tmp_path / "chain") == ["ckpt-1", "ckpt-2"]
 
 
 def test_a_plain_saver_refuses_an_increment(tmp_path):

@@ -86,10 +86,12 @@ class Everything(tf.Module):
     )
     def pooled(self, sparse: Any, ragged: Any, weights: Any) -> Any:
         safe = tf.nn.safe_embedding_lookup_sparse
+        compared = weights
         weights = tf.SparseTensor(sparse.indices, weights.values[: tf.size(sparse.values)], sparse.dense_shape)
         return {
             "mean": tf.nn.embedding_lookup_sparse(self.user, sparse, None, combiner="mean"),
             "weighted": tf.nn.embedding_lookup_sparse(self.user, sparse, weights, combiner="sqrtn"),
+            "compared": tf.nn.embedding_lookup_sparse(self.user, sparse, compared, combiner="sum"),
             "filled": safe(self.user, sparse, weights, combiner="mean", default_id=3),
             "default": safe(self.user, sparse, combiner="sqrtn"),
             "sum": tf.nn.embedding_lookup_sparse(self.item, ragged, None, combiner="sum"),
@@ -261,9 +263,17 @@ def test_answers_are_the_models(models: tuple[Any, Any], signature: str) -> None
         assert same(answers(source, signature, fed), answers(export, signature, fed))
 
 
+def test_weights_at_other_places_are_an_error(models: tuple[Any, Any]) -> None:
+    fed = request("pooled", np.random.default_rng(1))
+    fed["weights"] = fed["weights"] + [[0, 1]]
+    for model in models:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="sp_weights must lie where the ids do"):
+            answers(model, "pooled", fed)
+
+
 def test_every_operation_is_stock_tensorflows(folder: Path) -> None:
     ours = {op for op in operations(folder / "source") if op.startswith("Kv")}
-    assert {"KvTableGather", "KvTableGatherMany", "KvTablePool", "KvTablePartition"} <= ours
+    assert {"KvSamePlaces", "KvTableGather", "KvTableGatherMany", "KvTablePool", "KvTablePartition"} <= ours
     assert not list(foreign_nodes((folder / "export" / "saved_model.pb").read_bytes()))
     assert not [op for op in operations(folder / "export") if op.startswith("Kv")]
     assert has_custom_operations(folder / "source")

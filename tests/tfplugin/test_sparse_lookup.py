@@ -207,11 +207,26 @@ def test_places_that_are_the_same_tensor_are_not_compared(table):
         lookup = tf.function(lambda: tf.nn.embedding_lookup_sparse(table, ids, weights))
         return {op.type for op in lookup.get_concrete_function().graph.get_operations()}
 
-    assert "Equal" not in ops(IDS, WEIGHTS) | ops(RAGGED_IDS, RAGGED_IDS.with_flat_values(WEIGHTS.values))
+    assert "KvSamePlaces" not in ops(IDS, WEIGHTS) | ops(RAGGED_IDS, RAGGED_IDS.with_flat_values(WEIGHTS.values))
     equal = tf.SparseTensor(tf.identity(IDS.indices), WEIGHTS.values, IDS.dense_shape)
-    assert "Equal" in ops(IDS, equal)
+    assert "KvSamePlaces" in ops(IDS, equal)
     found = tf.nn.embedding_lookup_sparse(table, IDS, equal)
     np.testing.assert_array_equal(found, tf.nn.embedding_lookup_sparse(table, IDS, WEIGHTS))
+
+
+def test_weights_whose_places_are_compared_have_their_gradient(table):
+    def gradient(of_ids, of_weights, values):
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            ids = tf.SparseTensor(of_ids, IDS.values, IDS.dense_shape)
+            weights = tf.SparseTensor(of_weights, values, IDS.dense_shape)
+            total = tf.reduce_sum(tf.nn.embedding_lookup_sparse(table, ids, weights, combiner="mean") ** 2)
+        return tape.gradient(total, values)
+
+    expected = gradient(IDS.indices, IDS.indices, WEIGHTS.values)
+    compared = tf.function(gradient)(IDS.indices, tf.identity(IDS.indices), WEIGHTS.values)
+    np.testing.assert_allclose(compared, expected, rtol=1e-6)
+    assert np.any(expected)
 
 
 def test_bad_arguments(table):

@@ -8,6 +8,8 @@ import tensorflow as tf
 import tf_keras
 
 import tfplugin
+from tfplugin import dynamic_embedding as de
+from tfplugin.kv_variable import KvVariable
 
 v1 = tf.compat.v1
 get = tfplugin.get_kv_variable
@@ -34,6 +36,50 @@ def test_a_name_of_a_dense_variable_is_taken(session):
             with pytest.raises(ValueError, match=f"a/{name}: there is a dense variable of that name already"):
                 get(name, 4)
         assert get("other", 4).name == "a/other:0"
+
+
+@pytest.mark.parametrize(
+    ("make_other", "kind"),
+    [
+        (lambda: KvVariable("t", 4), "table"),
+        (lambda: de.get_variable("t", dim=4), "table"),
+        (lambda: de.get_variable("t", dim=4, devices=["/CPU:0"] * 2), "table"),
+        (lambda: tf.Variable(1.0, name="t"), "dense variable"),
+        (lambda: v1.Variable(1.0, name="t", use_resource=False), "dense variable"),
+    ],
+    ids=["KvVariable", "de", "de in parts", "tf.Variable", "reference variable"],
+)
+@pytest.mark.parametrize("parts", [None, 2])
+def test_a_name_of_a_variable_that_was_made_otherwise_is_taken(session, make_other, kind, parts):
+    """It would be saved under another name, by which was made first."""
+    make_other()
+    partitioner = None if parts is None else v1.fixed_size_partitioner(parts)
+    with (
+        v1.variable_scope("", reuse=v1.AUTO_REUSE),
+        pytest.raises(ValueError, match=f"t: there is a {kind} of that name in the graph already"),
+    ):
+        get("t", 4, partitioner=partitioner)
+
+
+def test_names_of_other_operations_are_not_taken(session):
+    v1.placeholder(tf.int64, name="ids")
+    assert get("ids", 4).name == "ids_1:0"
+
+
+def test_reuse_with_another_number_of_parts(session):
+    by_size = v1.variable_axis_size_partitioner(max_shard_bytes=1 << 10)
+    with v1.variable_scope("s", reuse=v1.AUTO_REUSE):
+        whole, parts = get("v", 4), get("p", 4, partitioner=v1.fixed_size_partitioner(2))
+        sized = get("z", 4, partitioner=by_size, capacity_hint=1000)
+        with pytest.raises(ValueError, match=r"s/p, but specified a partitioner that gives 3 parts, and found 2"):
+            get("p", 4, partitioner=v1.fixed_size_partitioner(3))
+        with pytest.raises(ValueError, match=r"s/v, but specified a partitioner that gives 2 parts, and found 1"):
+            get("v", 4, partitioner=v1.fixed_size_partitioner(2))
+        with pytest.raises(ValueError, match=r"s/z, but specified a partitioner that gives 2 parts, and found 16"):
+            get("z", 4, partitioner=by_size, capacity_hint=100)
+        assert get("z", partitioner=by_size) is sized and len(sized) == 16
+        assert get("p") is get("p", partitioner=v1.fixed_size_partitioner(2)) is parts
+        assert get("v", partitioner=v1.fixed_size_partitioner(1)) is whole
 
 
 def test_reuse(session):

@@ -11,6 +11,7 @@ import tf_keras
 from redis_processes import Server
 
 from tfplugin import dynamic_embedding as de
+from tfplugin.dynamic_embedding import tf_keras as de_tf_keras
 
 redis = pytest.importorskip("redis", reason="redis-py is not installed")
 
@@ -94,6 +95,34 @@ def test_another_variable_of_the_name_has_the_rows(creator):
     assert int(de.Variable(dim=2, name="emb", kv_creator=creator(model_tag_runtime="other")).size()) == 0
     with pytest.raises(ValueError, match=r"'emb' has a row of 8 bytes, which are not float32\[3\]"):
         de.Variable(dim=3, name="emb", kv_creator=creator()).lookup(KEYS)
+
+
+@pytest.mark.parametrize("api", [de.keras, de_tf_keras], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_file_of_keras_leaves_rows_in_redis(creator, name, api, keep, tmp_path):
+    keras = tf.keras if api is de.keras else tf_keras
+    layer = api.layers.BasicEmbedding(2, name=name, kv_creator=creator(), keep_distribution=keep)
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layer])
+    layer.params.upsert(KEYS, ROWS)
+    model.save(tmp_path / "model.keras")
+    layer.params.upsert([7], np.ones([1, 2], np.float32))
+    loaded = keras.models.load_model(tmp_path / "model.keras").layers[-1]
+    assert isinstance(loaded.params.kv_creator, de.RedisTableCreator)
+    assert vars(loaded.params.kv_creator.config) == vars(layer.params.kv_creator.config)
+    assert by_key(loaded.params.export()) == by_key((KEYS, ROWS)) | {7: np.ones(2, np.float32).tobytes()}
+    in_memory = api.layers.BasicEmbedding(2, name=f"{name}_in_memory")
+    other = keras.Sequential([keras.Input((2,), dtype="int64"), in_memory])
+    model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match="saved of a table in Redis, where they stayed"):
+        other.load_weights(tmp_path / "model.weights.h5")
+
+
+def test_a_name_of_a_table_in_memory_is_not_one_in_redis(creator, name):
+    de.get_variable(name, dim=2)
+    with pytest.raises(ValueError, match=f"{name} exists with its rows in memory, wanted in Redis"):
+        de.get_variable(name, dim=2, kv_creator=creator())
+    de.get_variable(f"{name}_there", dim=2, kv_creator=creator())
+    assert de.get_variable(f"{name}_there", dim=2).rows_elsewhere
 
 
 class Halving(tf_keras.optimizers.legacy.Adagrad):

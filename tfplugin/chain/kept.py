@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tensorflow.python.checkpoint import checkpoint_management
@@ -82,6 +82,7 @@ class Kept:
 
     def _sweep(self, most: int, held: Collection[Path]) -> None:
         times = self._times or {}
+        gone = []
         counted = [one for one in times if one.prefix not in held]
         while len(counted) > most:
             oldest = counted.pop(0)
@@ -89,22 +90,24 @@ class Kept:
             if self._every_n_hours and at - self._every_n_hours * 3600.0 >= self._preserved:
                 self._preserved = at
             else:
-                remove_files(oldest.prefix)
+                gone.append(oldest)
         least = counted[0].number if counted else 0
         for one in members(self._folder, self._name):
             if one.kind == "delta" and one.number <= least and one.prefix not in held:
-                remove_files(one.prefix)
+                gone.append(one)
+        remove_files(self._folder, gone)
 
 
-def remove_files(prefix: Path) -> None:
-    """Removes the files of a member: first the index, by which it is there."""
-    Path(f"{prefix}.index").unlink(missing_ok=True)
-    for path in _data_of(prefix.parent, prefix.name):
-        path.unlink(missing_ok=True)
-
-
-def _data_of(folder: Path, name: str) -> list[Path]:
-    return [path for path in folder.iterdir() if path.name.startswith(f"{name}.data-") and "-of-" in path.name]
+def remove_files(folder: Path, gone: Sequence[Member]) -> None:
+    """Removes the files of members: first the index of each, by which it is there."""
+    for member in gone:
+        member.index.unlink(missing_ok=True)
+    # Listed once: of increments there may be thousands.
+    prefixes = {member.prefix.name for member in gone}
+    for path in folder.iterdir() if gone else ():
+        prefix, _, rest = path.name.rpartition(".data-")
+        if prefix in prefixes and "-of-" in rest:
+            path.unlink(missing_ok=True)
 
 
 def remove_leavings(folder: Path, name: str) -> None:

@@ -20,12 +20,12 @@ import tensorflow as tf
 
 from kvtools.chain import (
     Member,
+    MembersOfFolder,
     Previous,
     Record,
     TableCounts,
     check_bytes,
     fingerprint,
-    members,
     newest_chain,
     record_of,
 )
@@ -161,6 +161,7 @@ class CheckpointManager:
         chain_members.note_folder(self._folder)
         #: What was restored, which objects that are made later may still read.
         self._restored: list[Path] = []
+        self._members = MembersOfFolder(self._folder, checkpoint_name)
         self._kept = Kept(self._folder, checkpoint_name, max_to_keep, keep_checkpoint_every_n_hours)
         self._lock = threading.RLock()
         # What follows one another is written by one thread; a full of a moment that has an increment, by another.
@@ -203,7 +204,7 @@ class CheckpointManager:
         In a process with a manager of the folder `checkpoint.restore` takes any of them: an increment is restored with
         what it goes back to.
         """
-        return [str(member.prefix) for member in members(self._folder, self._name)]
+        return [str(member.prefix) for member in MembersOfFolder(self._folder, self._name).now()]
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -410,7 +411,7 @@ class CheckpointManager:
         """Cuts what is due, and has it written. Gives what ends when it is."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._hold()
-        found = members(self._folder, self._name)
+        found = self._members.now()
         self._check_alone(found)
         if not self._cleaned:
             remove_leavings(self._folder, self._name)

@@ -65,7 +65,8 @@ def get_variable(
     Eager code gets the same variable each time; in a graph the variable scope says whether a name may come again.
 
     Raises:
-      ValueError: the name exists and the scope does not allow reuse, or it exists with other dtypes or width.
+      ValueError: the name exists and the scope does not allow reuse, or it exists with other dtypes or width, or with
+        its rows in Redis or not.
       TypeError: as of `Variable`.
 
     Example:
@@ -119,6 +120,13 @@ def get_variable(
                 f"Dynamic embedding variable {full_name} exists with {what} {getattr(has, 'name', has)}, wanted "
                 f"{getattr(want, 'name', want)}: give one of them another name."
             )
+    in_redis = getattr(kv_creator, "one_table", False)
+    if kv_creator is not None and in_redis != found.rows_elsewhere:
+        raise ValueError(
+            f"Dynamic embedding variable {full_name} exists with its rows "
+            f"{'in Redis' if found.rows_elsewhere else 'in memory'}, wanted {'in Redis' if in_redis else 'in memory'}: "
+            "give one of them another name."
+        )
     asked = table_policies(
         full_name,
         key_dtype,

@@ -36,6 +36,7 @@ class RankPartCreator(KVCreator):
         self.of = of or CuckooHashTableCreator()
         super().__init__(self.of.config, self.of.saver)
         self._rank, self._ranks = rank, ranks
+        self.one_table = getattr(self.of, "one_table", False)
         if hasattr(self.of, "key_names"):
             self.key_names = self.of.key_names
 

@@ -50,7 +50,8 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
       mode: ``"distributed"`` (default) or ``"localized:#"`` with the number of a rank.
       init_capacity: rows of this rank to make room for at once.
       max_capacity: with ``"hybrid"``, and no other: the most rows that this rank keeps; further ones evict others.
-      evict_strategy: with max_capacity: ``"kLru"`` (default), ``"kLfu"``, or ``"kCustomized"`` (by `set_scores`).
+      evict_strategy: with max_capacity, and no other: ``"kLru"`` (default), ``"kLfu"``, or ``"kCustomized"`` (by
+        `set_scores`).
       filter_ratio: the share of new keys that `lookup_sparse` admits where it is asked to filter.
       expiry, expire_every, expire_on_save: which rows go, and when, as for `tfplugin.get_kv_variable`; each rank
         expires its own, and `KeepTop` is for each rank.
@@ -118,9 +119,14 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
                 f"{what}: max_capacity={max_capacity} bounds a table of var_type='hybrid', and one of "
                 f"'{var_type}' grows as it needs: say var_type='hybrid', or leave max_capacity out."
             )
-        strategy = options.pop("evict_strategy", "kLru")
-        if strategy not in EVICTION:
+        strategy = options.pop("evict_strategy", None)
+        if strategy is not None and strategy not in EVICTION:
             raise ValueError(f"{what}: evict_strategy must be one of {sorted(EVICTION)}, got {strategy!r}.")
+        if strategy is not None and not max_capacity:
+            raise ValueError(
+                f"{what}: evict_strategy={strategy!r} says which rows go, and nothing says how many stay: say "
+                "var_type='hybrid' and a max_capacity, or leave evict_strategy out."
+            )
         policies = resolve_policies(
             name,
             key_dtype,
@@ -137,7 +143,9 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
         if options:
             raise ValueError(f"{what}: no such option: {', '.join(sorted(options))}.")
         bounds = (
-            {"max_capacity": max_capacity, "eviction": EVICTION[strategy]} if self._is_bounded(max_capacity) else {}
+            {"max_capacity": max_capacity, "eviction": EVICTION[strategy or "kLru"]}
+            if self._is_bounded(max_capacity)
+            else {}
         )
         super().__init__(
             name,

@@ -2,10 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 
 namespace kvtable {
+
+// What EnsureSlots throws, having changed nothing, where it would have to wait for exports of one moment and its caller
+// may not.
+class MustWait : public std::exception {
+ public:
+  const char* what() const noexcept override { return "an export of one moment is open"; }
+};
 
 // Runs a body over ranges. TensorFlow ops implement it over the intra-op pool; everybody else uses
 // MakeThreadPool().
@@ -23,6 +31,10 @@ class ParallelFor {
 
   // Where tables in device memory queue their work: a DeviceStream.
   virtual void* stream() const { return nullptr; }
+
+  // Whether the caller's thread may wait for an export of one moment to end. Not where the export may need that very
+  // thread for its rows to be taken.
+  virtual bool may_wait() const { return true; }
 };
 
 // Runs every body on the calling thread.

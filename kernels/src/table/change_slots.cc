@@ -51,7 +51,7 @@ uint64_t ShardedTable::EnsureSlots(const std::vector<SlotSpec>& slots, ParallelF
     const std::shared_ptr<const RowLayout> now = layout();
     if (now->slots == slots) return now->generation;
   }
-  const MomentGate::Alone no_exports(&gate_);
+  const MomentGate::Alone no_exports(&gate_, threads.may_wait());
   std::lock_guard<RwSpinlock> alone(slots_lock_);
   const std::shared_ptr<const RowLayout> from = layout();
   const auto to =

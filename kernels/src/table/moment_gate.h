@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "kvtable/parallel_for.h"
 #include "table/shard_moment.h"
 
 namespace kvtable {
@@ -52,8 +53,10 @@ class MomentGate {
 
   class Alone {
    public:
-    explicit Alone(MomentGate* gate) : gate_(gate) {
+    // Throws MustWait where there is something to wait for and the caller may not.
+    explicit Alone(MomentGate* gate, bool may_wait = true) : gate_(gate) {
       std::unique_lock<std::mutex> hold(gate_->mutex_);
+      if (!may_wait && !gate_->AllOver()) throw MustWait();
       ++gate_->alone_;
       while (!gate_->AllOver()) {
         gate_->changed_.wait_for(hold, std::chrono::milliseconds(100));

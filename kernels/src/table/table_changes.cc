@@ -215,9 +215,10 @@ std::unique_ptr<Exporter> ShardedTable::ExportMoment(const MomentOptions& option
 void ShardedTable::CheckNotGivenUp(const Moment& moment) {
   if (!moment.given_up.load()) return;
   ThrowFailed(
-      "The export of one moment was given up: nobody took its rows for too long while others waited to "
-      "change "
-      "them, or an earlier read of it failed. Begin it again, and take its rows on a thread of their own.");
+      "The export of one moment was given up: for a minute nobody took its rows while others waited to "
+      "change them, or an earlier read of it failed. Save again. If that fails, too, every thread that "
+      "could have taken them was waiting: have more of them (in TensorFlow, inter_op_parallelism_threads "
+      "of the session, or of its server).");
 }
 
 void ShardedTable::BeforeScores(const uint64_t* positions, int64_t n) {

@@ -343,8 +343,8 @@ def test_weights_with_the_splits_of_the_ids_are_not_compared(embedding):
         graph = tf.function(lambda ids: layer(ids, weights=weights_of(ids))).get_concrete_function(_ragged(BAGS)).graph
         return {operation.type for operation in graph.get_operations()}
 
-    assert "Assert" not in operations(lambda ids: ids.with_flat_values(tf.ones_like(ids.flat_values, tf.float32)))
-    assert "Assert" in operations(lambda ids: _ragged(WEIGHTS, tf.float32))
+    assert "KvSamePlaces" not in operations(lambda ids: ids.with_flat_values(tf.ones_like(ids.flat_values, tf.float32)))
+    assert "KvSamePlaces" in operations(lambda ids: _ragged(WEIGHTS, tf.float32))
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,8 @@ class EmbeddingLayer:
         self.with_unique = bool(with_unique)
         self.distribute_strategy = strategy
         self.supports_jit = False  # Keras 3: XLA has no tables
+        # All that name a table in Redis share its rows.
+        own_rows = own_rows and not getattr(of_variable["kv_creator"], "one_table", False)
         variable_name = f"{name}-parameter" if name else "EmbeddingParameter"
         self.params = get_variable(unused_name(variable_name) if own_rows else variable_name, **of_variable)
         self.shadow = LayerRows(
@@ -216,7 +218,8 @@ class EmbeddingLayer:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """A layer of this config. Its rows are its own: they are not those of a layer of this name that there is.
+        """A layer of this config. Its rows are its own: they are not those of a layer of this name that there is. Only
+        rows in Redis are shared by all that name them.
 
         Raises:
           TypeError, ValueError: as of Keras, for a function that the file names and nothing registers, and for a lambda
@@ -267,7 +270,9 @@ class EmbeddingLayer:
     # ---- The .keras and .weights.h5 files of Keras -------------------------------------------------------------------
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes all rows. Slots of optimizers are with the optimizer."""
+        """Writes all rows, but those in Redis, which stay there. Slots of optimizers are with the optimizer."""
+        if self.params.rows_elsewhere:
+            return
         keys, values = self.params.export()
         if self.params.key_dtype == tf.string:
             # HDF5 would take a zero byte for the end of a string.
@@ -278,7 +283,18 @@ class EmbeddingLayer:
         store["values"] = _storable(values.numpy())
 
     def load_own_variables(self, store: Any) -> None:
-        """Replaces all rows by those of a file."""
+        """Replaces all rows by those of a file. One that was saved of a table in Redis has none.
+
+        Raises:
+          ValueError: its rows are of another width, or it has none for a table that is not in Redis.
+        """
+        if "values" not in store:
+            if self.params.rows_elsewhere:
+                return
+            raise ValueError(
+                f"Layer '{self.name}' has its rows in memory, and the file has none: it was saved of a table in "  # type: ignore[attr-defined]
+                "Redis, where they stayed. Make the layer with that RedisTableCreator as its kv_creator."
+            )
         values = np.asarray(store["values"])
         if values.ndim != 2 or values.shape[1] != self.params.dim:
             raise ValueError(

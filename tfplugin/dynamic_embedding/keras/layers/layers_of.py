@@ -69,8 +69,8 @@ _EMBEDDING = """An embedding layer without a vocabulary: any id has a row, which
       kwargs: ``trainable``, ``bp_v2``, ``restrict_policy``, ``init_capacity``, ``partitioner``, ``kv_creator``,
         ``checkpoint``: of the variable; ``max_norm``: rows of a larger norm are scaled down to it when they are read;
         ``distribute_strategy``: of the `ShadowVariable`; ``keep_distribution``: whether the config has `devices` and
-        any ``kv_creator``; it has an `HkvHashTableCreator`, which bounds the table, in any case. Others are of a
-        Keras layer.
+        any ``kv_creator``; it has an `HkvHashTableCreator`, which bounds the table, and a `RedisTableCreator` in any
+        case. Others are of a Keras layer.
 
     Attributes:
       params: the `Variable`.
