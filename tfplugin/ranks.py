@@ -47,8 +47,8 @@ class HorovodRanks:
         self._shares_memory: bool | None = None
 
     def connect(self) -> None:
-        """Has the ranks share memory where they can, unless they do already. All of them call it."""
-        if self._shares_memory is None or (self._shares_memory and not shared_exchange.is_idle()):
+        """Has the ranks share memory where they can. All of them call it, the first time; after that it does nothing."""
+        if self._shares_memory is None:
             self._shares_memory = shared_exchange.connect(self.rank, self.size, self.allgather)
 
     def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -92,8 +92,7 @@ class HorovodRanks:
 
     def _shares(self, tensor: tf.Tensor) -> bool:
         """Whether this tensor goes through memory that the ranks share."""
-        if self._shares_memory is None:
-            self.connect()
+        self.connect()
         return bool(self._shares_memory) and tensor.dtype in shared_exchange.DTYPES
 
     def allgather(self, values: Any) -> list[Any]:

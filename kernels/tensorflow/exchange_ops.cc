@@ -38,15 +38,6 @@ REGISTER_OP("KvSharedExchangeConnect")
     .Attr("fail_after_s: int >= 0")
     .SetIsStateful();
 
-// Whether there is one, with all its ranks, and nothing under way.
-REGISTER_OP("KvSharedExchangeIsIdle")
-    .Output("idle: bool")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
-
 // Sends splits[r] rows of a tensor to each rank r, in order, and gives what the others sent, that of rank 0 first, and how
 // many rows each did. `exchange`: the same on all ranks, and of no other exchange under way.
 REGISTER_OP("KvSharedAlltoall")

@@ -112,20 +112,6 @@ class ConnectOp : public Kernel {
   int64_t fail_after_s_ = 0;
 };
 
-class IsIdleOp : public Kernel {
- public:
-  using Kernel::Kernel;
-
- protected:
-  absl::Status Work(OpKernelContext* ctx) override {
-    const std::shared_ptr<SharedExchange> exchange = CurrentExchange();
-    Tensor* idle = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &idle));
-    idle->scalar<bool>()() = exchange != nullptr && exchange->is_idle();
-    return absl::OkStatus();
-  }
-};
-
 class SizeOp : public Kernel {
  public:
   using Kernel::Kernel;
@@ -345,7 +331,6 @@ class SharedAlltoallOp : public AsyncKernel {
 };
 
 KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvSharedExchangeConnect"), ConnectOp);
-KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvSharedExchangeIsIdle"), IsIdleOp);
 KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvSharedAlltoall"), SharedAlltoallOp<false>);
 KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvSharedExchange"), SharedAlltoallOp<true>);
 KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvSharedExchangeSize"), SizeOp);

@@ -81,7 +81,7 @@ class SharedExchange {
 
   int rank() const;
   int ranks() const;
-  // Whether every rank is there, and nothing under way.
+  // Whether every rank is there, and nothing under way, on this rank or, as it has heard, another. For tests.
   bool is_idle() const;
 
   // At least so many bytes to send from, whatever is in them. Throws Error(kResourceExhausted).
