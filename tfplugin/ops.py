@@ -128,6 +128,7 @@ def _exchange_gather_gradient(
             grad,
             op.inputs[2 * tables],
             dtype=op.get_attr("dtype"),
+            Twire=op.get_attr("Tflat"),
             T=tables,
             dims=op.get_attr("dims"),
             bfloat16_bits=op.get_attr("bfloat16_bits"),

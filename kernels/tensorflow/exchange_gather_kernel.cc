@@ -108,8 +108,8 @@ class ExchangeGatherOp : public Kernel {
         const int64_t dim = types_.dims[t];
         const int64_t most = std::max(kLeastScratchRows, kScratchBytes / (dim * row_element())) * dim;
         for (int64_t at = 0; at < piece.elements; at += most) {
-          to_convert.push_back(
-              {piece.table, piece.in_rows + at, piece.in_flat + at, std::min(most, piece.elements - at)});
+          to_convert.push_back({piece.rank, piece.table, piece.in_rows + at, piece.in_flat + at,
+                                std::min(most, piece.elements - at)});
         }
       }
     }

@@ -60,8 +60,8 @@ REGISTER_OP("KvSharedAlltoall")
       return absl::OkStatus();
     });
 
-// The same, left where it lies: a variant that the ops below take in place of a buffer. Its shape is not told, since its
-// gradient is a buffer.
+// The same, left where it lies: a variant [1] that the ops below take in place of a buffer. A buffer of any length is its
+// gradient, and it may be one of a buffer, so that its shape is told as theirs.
 REGISTER_OP("KvSharedExchange")
     .Attr("T: {int32, int64, uint64, half, bfloat16, float, double}")
     .Attr("exchange: string")
@@ -74,7 +74,7 @@ REGISTER_OP("KvSharedExchange")
     .SetShapeFn([](InferenceContext* c) {
       int64_t ranks;
       TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
-      c->set_output(0, c->UnknownShape());
+      c->set_output(0, c->Vector(c->UnknownDim()));
       c->set_output(1, c->Vector(ranks));
       return absl::OkStatus();
     });
@@ -265,7 +265,8 @@ REGISTER_OP("KvExchangeCheck")
 // Its gradient: taken apart again.
 REGISTER_OP("KvExchangeReplyGradient")
     .Attr("dtype: {float, half, bfloat16, double}")
-    .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
+    .Attr("Tflat: {float, half, bfloat16, double, variant} = DT_FLOAT")
+    .Attr("Twire: {float, half, bfloat16, double} = DT_FLOAT")
     .Attr("bfloat16_bits: bool = false")
     .Attr("T: int >= 1")
     .Attr("dims: list(int) >= 1")

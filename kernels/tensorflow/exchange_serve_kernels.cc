@@ -186,12 +186,29 @@ class ReplyGradientOp : public Kernel {
   absl::Status SetUp(OpKernelConstruction* ctx) override { return types_.Read(ctx); }
 
   absl::Status Work(OpKernelContext* ctx) override {
-    const Tensor& flat = ctx->input(0);
+    Received flat;
+    TF_RETURN_IF_ERROR(flat.Read(ctx->input(0)));
     ReplyLayout layout;
     TF_RETURN_IF_ERROR(layout.Find(ctx->input(1), types_.dims));
-    if (flat.NumElements() != layout.total) {
-      return errors::InvalidArgument("gradients are of shape ", flat.shape().DebugString(), ", expected ",
-                                     layout.total, " elements");
+    const int64_t size = kvtable::SizeOf(types_.flat);
+    if (tf::DataTypeSize(flat.dtype) != size || flat.elements() != layout.total) {
+      return errors::InvalidArgument("gradients are ", flat.elements(), " of ",
+                                     tf::DataTypeString(flat.dtype), ", expected ", layout.total,
+                                     " elements of ", size, " bytes");
+    }
+    std::vector<const char*> of_rank;  // where those that each rank sent begin, had all been sent before
+    int64_t before = 0;
+    for (size_t r = 0; r < layout.rank_elements.size(); ++r) {
+      const int64_t expected = layout.rank_elements[r] * size;
+      if (!flat.in_place) {
+        of_rank.push_back(flat.pieces[0].data);
+        continue;
+      }
+      if (r >= flat.pieces.size() || flat.pieces[r].bytes != expected) {
+        return errors::InvalidArgument("rank ", r, " sent other gradients than it got rows");
+      }
+      of_rank.push_back(flat.pieces[r].data - before);
+      before += expected;
     }
     std::vector<Tensor*> rows(types_.dims.size());
     for (size_t t = 0; t < types_.dims.size(); ++t) {
@@ -200,11 +217,10 @@ class ReplyGradientOp : public Kernel {
           &rows[t]));
     }
     layout.ForEachPiece(ctx, [&](const ReplyLayout::Piece& piece) {
-      kvtable::ConvertElements(
-          types_.flat, static_cast<const char*>(flat.data()) + piece.in_flat * kvtable::SizeOf(types_.flat),
-          piece.elements, types_.rows,
-          static_cast<char*>(rows[static_cast<size_t>(piece.table)]->data()) +
-              piece.in_rows * kvtable::SizeOf(types_.rows));
+      kvtable::ConvertElements(types_.flat, of_rank[static_cast<size_t>(piece.rank)] + piece.in_flat * size,
+                               piece.elements, types_.rows,
+                               static_cast<char*>(rows[static_cast<size_t>(piece.table)]->data()) +
+                                   piece.in_rows * kvtable::SizeOf(types_.rows));
     });
     return absl::OkStatus();
   }

@@ -16,6 +16,7 @@ struct ReplyLayout {
   static constexpr int64_t kMostElements = int64_t{1} << 56;  // more than any memory has
 
   struct Piece {
+    int rank;
     int table;
     int64_t in_rows;  // all in elements
     int64_t in_flat;
@@ -37,7 +38,7 @@ struct ReplyLayout {
           return errors::InvalidArgument("a rank cannot ask for ", count, " rows of ", dims[t], " elements");
         }
         const int64_t elements = count * dims[t];
-        pieces.push_back({static_cast<int>(t), table_elements[t], total, elements});
+        pieces.push_back({static_cast<int>(r), static_cast<int>(t), table_elements[t], total, elements});
         table_elements[t] += elements;
         rank_elements[static_cast<size_t>(r)] += elements;
         total += elements;

@@ -286,8 +286,8 @@ class SharedAlltoallOp : public AsyncKernel {
     }
     if constexpr (kInPlace) {
       Tensor* out = nullptr;
-      TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &out));
-      out->scalar<tf::Variant>()() = Arrival{arrival, ctx->input_dtype(0)};
+      TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({1}), &out));
+      out->flat<tf::Variant>()(0) = Arrival{arrival, ctx->input_dtype(0)};
       return absl::OkStatus();
     }
     TensorShape shape = ctx->input(0).shape();

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ def _reply_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Tensor
             grad,
             op.inputs[-1],
             dtype=op.get_attr("dtype"),
+            Twire=op.get_attr("Tflat"),
             T=op.get_attr("T"),
             dims=op.get_attr("dims"),
             bfloat16_bits=op.get_attr("bfloat16_bits"),
@@ -41,7 +42,12 @@ def _tell_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Tensor 
 
 def _flat_attrs(op: tf.Operation) -> dict[str, Any]:
     """In what the rows travel."""
-    return {name: op.get_attr(name) for name in ("Tflat", "bfloat16_bits")}
+    return {"Tflat": _wire(op), "bfloat16_bits": op.get_attr("bfloat16_bits")}
+
+
+def _wire(op: tf.Operation) -> tf.DType:
+    flat: tf.DType = op.get_attr("Tflat")
+    return op.get_attr("Twire") if flat == tf.variant else flat
 
 
 def _pool_attrs(op: tf.Operation) -> dict[str, Any]:
@@ -70,9 +76,8 @@ def _weights_gradient(
     skipped = getattr(op, "skip_input_indices", None) or ()
     if all(first + w in skipped for w in range(weights)):
         return [None] * weights
-    wire = {"Twire": op.get_attr("Twire")} if flat.dtype == tf.variant else {}
     found: list[tf.Tensor | None] = raw.kv_exchange_pool_weights_gradient(
-        flat, list(rows), list(grads), *ids, **_pool_attrs(op), **wire
+        flat, list(rows), list(grads), *ids, Twire=_wire(op), **_pool_attrs(op)
     )
     return found
 
@@ -83,8 +88,7 @@ def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Tensor | None
     with tf.device("CPU:0"):
         in_place = flat.dtype == tf.variant
         size = raw.kv_shared_exchange_size(flat) if in_place else tf.size(flat, out_type=tf.int64)
-        wire = op.get_attr("Twire") if in_place else flat.dtype
-        of_rows = raw.kv_exchange_pool_gradient(size, list(grads), *ids, Tflat=wire, **_pool_attrs(op))
+        of_rows = raw.kv_exchange_pool_gradient(size, list(grads), *ids, Tflat=_wire(op), **_pool_attrs(op))
         of_weights = _weights_gradient(op, flat, op.outputs, grads, ids)
     return [of_rows, *[None] * (len(op.inputs) - 1 - len(of_weights)), *of_weights]
 
@@ -100,12 +104,21 @@ def _pool_gradient_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.Tensor
     return [None, *pooled, *[None] * (len(op.inputs) - 1 - tables - len(of_weights)), *of_weights]
 
 
-@tf_ops.RegisterGradient("KvSharedExchange")
 @tf_ops.RegisterGradient("KvSharedAlltoall")
 def _alltoall_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
+    return _sent_back(op, grad, raw.kv_shared_alltoall)
+
+
+@tf_ops.RegisterGradient("KvSharedExchange")
+def _shared_exchange_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
+    """Left where it lies, too: what takes it are the gradients of the ops that made the rows."""
+    return _sent_back(op, grad, raw.kv_shared_exchange)
+
+
+def _sent_back(op: tf.Operation, grad: tf.Tensor, alltoall: Callable[..., Any]) -> list[tf.Tensor | None]:
     """What was received from a rank goes back to it."""
     with tf.device("CPU:0"):
-        back, _ = raw.kv_shared_alltoall(
+        back, _ = alltoall(
             grad,
             op.outputs[1],
             exchange=f"{tf.compat.as_str(op.get_attr('exchange'))}.gradient",

@@ -6,9 +6,11 @@
 #include <string>
 #include <type_traits>
 
+#include "lookups/bag_sums.h"
 #include "lookups/pool_bags.h"
 #include "memory/copy_rows.h"
 #include "threads/run_tasks.h"
+#include "training/add_rows.h"
 #include "values/elements.h"
 #include "values/row_conversion.h"
 
@@ -16,6 +18,7 @@ namespace kvtable {
 namespace {
 
 constexpr int64_t kRowsAhead = 8;
+constexpr int64_t kRowsAtOnce = 512;
 
 [[noreturn]] void ThrowOutside(int64_t place, int64_t dim, int64_t elements) {
   throw Error(ErrorCode::kInvalidArgument, "a row of " + std::to_string(dim) +
@@ -117,6 +120,23 @@ class RowsAtPlaces {
   int64_t next_ = 0;
 };
 
+// Bags [first, last) of rows that are of the bags' own type.
+void PoolWhereTheyLie(const PlacedPool& pool, const PlacedRows& rows, int64_t first, int64_t last) {
+  const Bags& bags = *pool.bags;
+  const int64_t* const places = reinterpret_cast<const int64_t*>(bags.keys());
+  const PlacesInPieces found(rows);
+  BagSums sums(bags, pool.combiner, pool.dim, first, last, pool.pooled);
+  const char* block[kRowsAtOnce];
+  const int64_t end = bags.begin(last);
+  for (int64_t i = bags.begin(first); i < end;) {
+    const int64_t n = std::min(kRowsAtOnce, end - i);
+    for (int64_t b = 0; b < n; ++b) block[b] = found.Row(places[i + b], pool.dim);
+    sums.Add(block, n);
+    i += n;
+  }
+  sums.Finish();
+}
+
 // Adds the gradient of each id whose place is in [low, high) to that place of `sums`.
 template <class T>
 void AddRange(const PlacedGradient& g, ComputeOf<T>* sums, int64_t elements, int64_t low, int64_t high) {
@@ -124,16 +144,32 @@ void AddRange(const PlacedGradient& g, ComputeOf<T>* sums, int64_t elements, int
   const Bags& bags = *g.bags;
   const int64_t* const places = reinterpret_cast<const int64_t*>(bags.keys());
   const Compute* const weights = static_cast<const Compute*>(bags.weights());
+  const AddToPlaces add = BestAddToPlaces(std::is_same_v<Compute, double>);
+  const int64_t end = bags.begin(bags.size());
+  std::vector<Compute> scaled(static_cast<size_t>(g.dim));
+  std::vector<int64_t> mine;
   for (int64_t bag = 0; bag < bags.size(); ++bag) {
     const Compute divisor = bags.Divisor<Compute>(bag, g.combiner);
     if (divisor == 0) continue;  // nothing was pooled, and no gradient counts, finite or not
     const T* const gradient = static_cast<const T*>(g.gradient) + bag * g.dim;
+    mine.clear();
     for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
       const int64_t place = places[i];
       CheckPlace(place, g.dim, elements);
+      if (i + kRowsAhead < end) {
+        PrefetchRow<kAnyBytes>(reinterpret_cast<const char*>(sums + places[i + kRowsAhead]),
+                               g.dim * int64_t{sizeof(Compute)});
+      }
       if (place < low || place >= high) continue;
-      AddScaledRow(gradient, (weights == nullptr ? 1 : weights[i]) / divisor, g.dim, sums + place);
+      if (weights == nullptr) {
+        mine.push_back(place);
+      } else {
+        AddScaledRow(gradient, weights[i] / divisor, g.dim, sums + place);
+      }
     }
+    if (mine.empty()) continue;
+    StoreScaledRow(gradient, 1 / divisor, g.dim, scaled.data());
+    add(scaled.data(), mine.data(), static_cast<int64_t>(mine.size()), g.dim, sums);
   }
 }
 
@@ -143,6 +179,7 @@ void PoolPlaced(const std::vector<PlacedPool>& pools, const PlacedRows& rows, Pa
   ForBagRanges(
       pools, threads, [](const auto&) { return true; },
       [&](const PlacedPool& pool, int64_t first, int64_t last) {
+        if (rows.type == pool.bags->value_type()) return PoolWhereTheyLie(pool, rows, first, last);
         VisitValueType(pool.bags->value_type(), [&](auto t) {
           using T = decltype(t);
           RowsAtPlaces<T> found(*pool.bags, pool.dim, rows, pool.bags->begin(last));

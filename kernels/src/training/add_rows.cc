@@ -134,6 +134,41 @@ KVTABLE_ALWAYS_INLINE inline void AddAllTo(const C* row, const uint32_t* numbers
   *begun = end;
 }
 
+template <class C, int kBytes, int kVectors>
+KVTABLE_ALWAYS_INLINE inline int64_t AddColumnsAt(const C* row, const int64_t* places, int64_t n,
+                                                  int64_t column, C* sums) {
+  using Vector = typename VectorOf<C, kBytes>::Type;
+  const Vector* const from = reinterpret_cast<const Vector*>(row + column);
+  Vector adds[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) adds[v] = from[v];
+  for (int64_t i = 0; i < n; ++i) {
+    Vector* const to = reinterpret_cast<Vector*>(sums + places[i] + column);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) to[v] += adds[v];
+  }
+  return column + kVectors * kBytes / int64_t{sizeof(C)};
+}
+
+template <class C, int kBytes>
+KVTABLE_ALWAYS_INLINE inline void AddAllAt(const C* row, const int64_t* places, int64_t n, int64_t dim,
+                                           C* sums) {
+  constexpr int64_t kEach = kBytes / int64_t{sizeof(C)};
+  int64_t j = 0;
+  while (j + 4 * kEach <= dim) j = AddColumnsAt<C, kBytes, 4>(row, places, n, j, sums);
+  if (j + 2 * kEach <= dim) j = AddColumnsAt<C, kBytes, 2>(row, places, n, j, sums);
+  if (j + kEach <= dim) j = AddColumnsAt<C, kBytes, 1>(row, places, n, j, sums);
+  if constexpr (kBytes > 32) {
+    if (j + kEach / 2 <= dim) j = AddColumnsAt<C, 32, 1>(row, places, n, j, sums);
+  }
+  if constexpr (kBytes > 16) {
+    if (j + 16 / int64_t{sizeof(C)} <= dim) j = AddColumnsAt<C, 16, 1>(row, places, n, j, sums);
+  }
+  for (; j < dim; ++j) {
+    for (int64_t i = 0; i < n; ++i) sums[places[i] + j] += row[j];
+  }
+}
+
 // The functions of one instruction set. `attributes` may be empty.
 #define KVTABLE_ADD_ROWS(Set, attributes, kBytes)                                                           \
   template <class C>                                                                                        \
@@ -153,7 +188,11 @@ KVTABLE_ALWAYS_INLINE inline void AddAllTo(const C* row, const uint32_t* numbers
                                  uint32_t* begun, void* sums) {                                             \
       AddAllTo<C, kBytes>(static_cast<const C*>(row), numbers, n, dim, begun, static_cast<C*>(sums));       \
     }                                                                                                       \
-    static AddFunctions All() { return {Add<false>, Add<true>, AddIndexed, AddTo}; }                        \
+    attributes static void AddAt(const void* row, const int64_t* places, int64_t n, int64_t dim,            \
+                                 void* sums) {                                                              \
+      AddAllAt<C, kBytes>(static_cast<const C*>(row), places, n, dim, static_cast<C*>(sums));               \
+    }                                                                                                       \
+    static AddFunctions All() { return {Add<false>, Add<true>, AddIndexed, AddTo, AddAt}; }                 \
   }
 
 struct AddFunctions {
@@ -161,6 +200,7 @@ struct AddFunctions {
   AddRows add_weighted;
   AddIndexedRows add_indexed;
   AddToRows add_to;
+  AddToPlaces add_at;
 };
 
 KVTABLE_ADD_ROWS(Baseline, , 16);
@@ -221,5 +261,9 @@ AddIndexedRows BestAddIndexedRows(bool is_double) {
 }
 
 AddToRows BestAddToRows(bool is_double) { return is_double ? Best<double>().add_to : Best<float>().add_to; }
+
+AddToPlaces BestAddToPlaces(bool is_double) {
+  return is_double ? Best<double>().add_at : Best<float>().add_at;
+}
 
 }  // namespace kvtable

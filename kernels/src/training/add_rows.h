@@ -26,4 +26,9 @@ using AddToRows = void (*)(const void* row, const uint32_t* numbers, int64_t n, 
 
 AddToRows BestAddToRows(bool is_double);
 
+// Adds `row` (dim) to `sums` from each of `places` on, one after the other. float or double.
+using AddToPlaces = void (*)(const void* row, const int64_t* places, int64_t n, int64_t dim, void* sums);
+
+AddToPlaces BestAddToPlaces(bool is_double);
+
 }  // namespace kvtable
