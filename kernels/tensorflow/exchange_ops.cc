@@ -39,7 +39,8 @@ REGISTER_OP("KvSharedExchangeConnect")
     .SetIsStateful();
 
 // Sends splits[r] rows of a tensor to each rank r, in order, and gives what the others sent, that of rank 0 first, and how
-// many rows each did. `exchange`: the same on all ranks, and of no other exchange under way.
+// many rows each did. `exchange`: the same on all ranks, and of no other exchange under way. Not stateful: in a function
+// nothing else that is waits for an exchange, or keeps it waiting.
 REGISTER_OP("KvSharedAlltoall")
     .Attr("T: {int32, int64, uint64, half, bfloat16, float, double}")
     .Attr("exchange: string")
@@ -48,7 +49,6 @@ REGISTER_OP("KvSharedAlltoall")
     .Input("splits: int32")
     .Output("received: T")
     .Output("received_splits: int32")
-    .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t ranks;
       ShapeHandle tensor, received;
@@ -70,7 +70,6 @@ REGISTER_OP("KvSharedExchange")
     .Input("splits: int32")
     .Output("arrival: variant")
     .Output("received_splits: int32")
-    .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t ranks;
       TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));

@@ -1,5 +1,7 @@
 """The message in which a rank asks for rows, read back with NumPy."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -208,3 +210,55 @@ def test_rows_of_one_id_are_that_row_and_others_are_combined(combiner, dtype):
     wide = rows.numpy().astype(np.float64)
     expected = np.stack([wide[1], np.zeros(4), (wide[0] + wide[2]) / divisor, wide[2]])
     np.testing.assert_allclose(pooled.numpy(), expected, rtol=2e-3 if dtype == tf.float16 else 1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 7, 8, 12, 16, 17, 24, 33, 64, 100, 128])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16, tf.float64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_and_gradients_of_any_width_are_summed_at_their_places(dim, dtype, weighted):
+    """Two tables in one buffer, bags with many ids of a row, and none; beside NumPy."""
+    rng = np.random.default_rng(dim)
+    widths, rows_of = [dim, 3], [40, 11]
+    compute = np.float64 if dtype == tf.float64 else np.float32
+    rows = [tf.cast(rng.normal(size=[n, width]), dtype) for n, width in zip(rows_of, widths, strict=True)]
+    flat = tf.concat([tf.reshape(one, [-1]) for one in rows], 0)
+    numbers = [rng.integers(0, n, 600) for n in rows_of]
+    places = [tf.constant(numbers[0] * dim), tf.constant(40 * dim + numbers[1] * 3)]
+    splits = np.sort(np.concatenate([[0, 0, 600], rng.integers(0, 601, 9)]))
+    weights = [rng.uniform(0.5, 2.0, 600).astype(compute) if weighted else np.ones(600, compute) for _ in widths]
+    inputs = [tf.constant(splits)] * 2, [], [tf.constant(one) for one in weights] if weighted else []
+    how = {"dims": widths, "outer": [-1, -1], "weighted": [weighted] * 2, "combiners": ["sum", "mean"]}
+    pooled = raw.kv_exchange_pool(flat, places, *inputs, dtype=dtype, **how)
+    gradients = [tf.cast(rng.normal(size=one.shape), dtype) for one in pooled]
+    found = raw.kv_exchange_pool_gradient(
+        tf.size(flat, out_type=tf.int64), gradients, places, *inputs, Tflat=dtype, **how
+    )
+
+    expected = []
+    for t, (one, number, weight) in enumerate(zip(rows, numbers, weights, strict=True)):
+        of_rows = np.zeros(one.shape)
+        for bag, (begin, end) in enumerate(itertools.pairwise(splits)):
+            ids, share = number[begin:end], weight[begin:end].astype(np.float64)
+            divisor = share.sum() if t and end > begin else 1.0
+            wanted = (tf.cast(one, tf.float64).numpy()[ids] * share[:, None]).sum(axis=0) / divisor
+            tolerance = 2.0**-6 if dtype.size == 2 else 1e-4
+            np.testing.assert_allclose(tf.cast(pooled[t][bag], tf.float64), wanted, rtol=tolerance, atol=tolerance)
+            np.add.at(of_rows, ids, share[:, None] / divisor * tf.cast(gradients[t][bag], tf.float64).numpy())
+        expected.append(of_rows.reshape(-1))
+    tolerance = 2.0**-6 if dtype.size == 2 else 1e-4
+    np.testing.assert_allclose(tf.cast(found, tf.float64), np.concatenate(expected), rtol=tolerance, atol=tolerance)
+
+
+def test_a_variant_of_something_else_is_told():
+    other = tf.reshape(tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=tf.float32), [1])
+    how = {"dims": [1], "outer": [-1], "weighted": [False], "combiners": ["sum"]}
+    no_ids = [tf.zeros([0], tf.int64)], [tf.constant([0], tf.int64)], [], []
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected what KvSharedExchange gives"):
+        raw.kv_exchange_pool(other, *no_ids, dtype=tf.float32, **how)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected what KvSharedExchange gives"):
+        raw.kv_shared_exchange_size(other)
+
+
+def test_an_exchange_of_ranks_that_are_not_connected_is_told():
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"among 2 ranks.*has 0: call sok.init\(\)"):
+        raw.kv_shared_alltoall(tf.zeros([2]), [1, 1], exchange="lonely", ranks=2)

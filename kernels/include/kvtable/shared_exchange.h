@@ -54,6 +54,8 @@ class SharedExchange {
     std::chrono::milliseconds warn_after{60000};  // of waiting; 0: never
     std::chrono::milliseconds fail_after{0};      // 0: never
     std::function<void(const std::string&)> warn;
+    std::chrono::milliseconds idle_after{
+        60000};  // memory that nothing was sent from for so long is given back
   };
 
   // What a rank sent to this one.

@@ -13,13 +13,15 @@ constexpr int64_t kRowsAhead = 64;  // rows asked for before those of the bag th
 
 }  // namespace
 
-BagSums::BagSums(const Bags& bags, Combiner combiner, int64_t dim, int64_t first, int64_t last, void* pooled)
+BagSums::BagSums(const Bags& bags, ValueType rows, Combiner combiner, int64_t dim, int64_t first,
+                 int64_t last, void* pooled)
     : bags_(bags),
+      rows_(rows),
       combiner_(combiner),
       dim_(dim),
       last_(last),
       pooled_(static_cast<char*>(pooled)),
-      add_(BestAddRows(bags.value_type(), bags.weights() != nullptr)),
+      add_(BestAddRows(rows, bags.weights() != nullptr)),
       bag_(first),
       id_(bags.begin(first)),
       sum_(static_cast<size_t>(dim)) {}
@@ -46,10 +48,11 @@ void BagSums::AddTyped(const char* const* rows, int64_t n) {
     if (count == 0 && !complete) return;
     const char* const* const ahead = rows + std::min(count + kRowsAhead, rows_end - rows);
     for (; asked_for < ahead; ++asked_for) {
-      PrefetchRow<kAnyBytes>(*asked_for, dim_ * int64_t{sizeof(T)});
+      PrefetchRow<kAnyBytes>(*asked_for, dim_ * SizeOf(rows_));
     }
     T* const out = reinterpret_cast<T*>(pooled_) + bag_ * dim_;
-    if (weights == nullptr && stop == begin + 1 && complete) {  // whatever the combiner
+    if (weights == nullptr && stop == begin + 1 && complete &&
+        rows_ == bags_.value_type()) {  // whatever the combiner
       std::memcpy(out, *rows, static_cast<size_t>(dim_) * sizeof(T));
     } else {
       add_(rows, weights == nullptr ? nullptr : weights + id_, count, dim_, id_ == begin, sum);

@@ -11,8 +11,10 @@ namespace kvtable {
 
 class BagSums {
  public:
-  // Of bags [first, last), into `pooled` (bags, dim) of the bags' value type.
-  BagSums(const Bags& bags, Combiner combiner, int64_t dim, int64_t first, int64_t last, void* pooled);
+  // Of bags [first, last), into `pooled` (bags, dim) of the bags' value type, which is that of the rows, too, or float32
+  // where they are of 16 bits.
+  BagSums(const Bags& bags, ValueType rows, Combiner combiner, int64_t dim, int64_t first, int64_t last,
+          void* pooled);
 
   // The rows of the next n ids, wherever they lie: they are asked for before they are read.
   void Add(const char* const* rows, int64_t n);
@@ -24,6 +26,7 @@ class BagSums {
   void AddTyped(const char* const* rows, int64_t n);
 
   const Bags& bags_;
+  const ValueType rows_;
   const Combiner combiner_;
   const int64_t dim_;
   const int64_t last_;

@@ -120,12 +120,12 @@ class RowsAtPlaces {
   int64_t next_ = 0;
 };
 
-// Bags [first, last) of rows that are of the bags' own type.
-void PoolWhereTheyLie(const PlacedPool& pool, const PlacedRows& rows, int64_t first, int64_t last) {
+// Bags [first, last).
+void PoolRange(const PlacedPool& pool, const PlacedRows& rows, int64_t first, int64_t last) {
   const Bags& bags = *pool.bags;
   const int64_t* const places = reinterpret_cast<const int64_t*>(bags.keys());
   const PlacesInPieces found(rows);
-  BagSums sums(bags, pool.combiner, pool.dim, first, last, pool.pooled);
+  BagSums sums(bags, rows.type, pool.combiner, pool.dim, first, last, pool.pooled);
   const char* block[kRowsAtOnce];
   const int64_t end = bags.begin(last);
   for (int64_t i = bags.begin(first); i < end;) {
@@ -176,16 +176,12 @@ void AddRange(const PlacedGradient& g, ComputeOf<T>* sums, int64_t elements, int
 }  // namespace
 
 void PoolPlaced(const std::vector<PlacedPool>& pools, const PlacedRows& rows, ParallelFor& threads) {
+  for (const PlacedPool& pool : pools) {
+    if (rows.type != pool.bags->value_type()) CheckNarrows(pool.bags->value_type(), rows.type);
+  }
   ForBagRanges(
       pools, threads, [](const auto&) { return true; },
-      [&](const PlacedPool& pool, int64_t first, int64_t last) {
-        if (rows.type == pool.bags->value_type()) return PoolWhereTheyLie(pool, rows, first, last);
-        VisitValueType(pool.bags->value_type(), [&](auto t) {
-          using T = decltype(t);
-          RowsAtPlaces<T> found(*pool.bags, pool.dim, rows, pool.bags->begin(last));
-          PoolBags(*pool.bags, pool.combiner, pool.dim, first, last, found, static_cast<T*>(pool.pooled));
-        });
-      });
+      [&](const PlacedPool& pool, int64_t first, int64_t last) { PoolRange(pool, rows, first, last); });
 }
 
 void FindPlacedWeightsGradient(const std::vector<PlacedWeightsGradient>& pools, const PlacedRows& rows,

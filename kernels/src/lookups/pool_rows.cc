@@ -73,7 +73,7 @@ void PoolRange(const PooledLookup& lookup, int64_t first, int64_t last) {
   const int64_t row_bytes = table->dim() * SizeOf(table->value_type());
   const int64_t begin = bags.begin(first);
   const int64_t end = bags.begin(last);
-  BagSums sums(bags, lookup.combiner, table->dim(), first, last, lookup.rows);
+  BagSums sums(bags, bags.value_type(), lookup.combiner, table->dim(), first, last, lookup.rows);
   const bool one_batch = IsOneBatch(lookup.parts, lookup.missing);
   RowsInPlace* const in_place =
       one_batch || lookup.parts.size() > 1 ? nullptr : dynamic_cast<RowsInPlace*>(table);

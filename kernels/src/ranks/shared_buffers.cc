@@ -16,9 +16,8 @@ namespace kvtable {
 namespace {
 
 constexpr int64_t kLeastBytes = 64 << 10;
-constexpr int64_t kSteps = 8;        // sizes between two powers of two
-constexpr int64_t kMostWaste = 2;    // a free buffer may have so many times what is wanted
-constexpr uint64_t kIdleAfter = 64;  // so many others were taken
+constexpr int64_t kSteps = 8;      // sizes between two powers of two
+constexpr int64_t kMostWaste = 2;  // a free buffer may have so many times what is wanted
 
 // Sizes of batches differ a little from step to step: rounded up, one buffer fits them all.
 int64_t Rounded(int64_t bytes) {
@@ -61,7 +60,6 @@ std::shared_ptr<SharedBuffer> SharedBuffers::Take(int64_t bytes, Idle* idle) {
   uint64_t number = 0;
   {
     const std::lock_guard<std::mutex> hold(mutex_);
-    ++taken_count_;
     auto best = free_.end();
     for (auto it = free_.begin(); it != free_.end(); ++it) {
       const int64_t has = it->buffer->bytes();
@@ -74,7 +72,7 @@ std::shared_ptr<SharedBuffer> SharedBuffers::Take(int64_t bytes, Idle* idle) {
     } else {
       number = next_number_++;
     }
-    if (taken_count_ > kIdleAfter) Drop(taken_count_ - kIdleAfter, idle);
+    Drop(Clock::now() - idle_after_, idle);
   }
   if (buffer == nullptr) buffer = std::make_unique<SharedBuffer>(number, Rounded(bytes));
   const std::lock_guard<std::mutex> hold(mutex_);
@@ -97,17 +95,17 @@ std::shared_ptr<SharedBuffer> SharedBuffers::Holding(const char* data, int64_t b
 void SharedBuffers::GiveBack(SharedBuffer* buffer) {
   const std::lock_guard<std::mutex> hold(mutex_);
   taken_.erase(buffer->data());
-  free_.push_back({std::unique_ptr<SharedBuffer>(buffer), taken_count_});
+  free_.push_back({std::unique_ptr<SharedBuffer>(buffer), Clock::now()});
 }
 
 SharedBuffers::Idle SharedBuffers::DropAll() {
   const std::lock_guard<std::mutex> hold(mutex_);
   Idle idle;
-  Drop(taken_count_, &idle);
+  Drop(Clock::time_point::max(), &idle);
   return idle;
 }
 
-void SharedBuffers::Drop(uint64_t since, Idle* idle) {
+void SharedBuffers::Drop(Clock::time_point since, Idle* idle) {
   const auto dropped =
       std::partition(free_.begin(), free_.end(), [&](const Free& one) { return one.since > since; });
   for (auto it = dropped; it != free_.end(); ++it) idle->push_back(std::move(it->buffer));

@@ -1,6 +1,7 @@
 // The memory of a process that other ranks can map: taken for what is sent, given back, and taken again.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -13,9 +14,13 @@ namespace kvtable {
 
 class SharedBuffers : public std::enable_shared_from_this<SharedBuffers> {
  public:
+  using Clock = std::chrono::steady_clock;
   using Idle = std::vector<std::unique_ptr<SharedBuffer>>;
 
-  // At least so many bytes. `idle` gets those that nobody has wanted for a while: they are no longer here.
+  // Buffers that nobody has taken for so long are let go of.
+  explicit SharedBuffers(Clock::duration idle_after) : idle_after_(idle_after) {}
+
+  // At least so many bytes. `idle` gets those that are let go of.
   std::shared_ptr<SharedBuffer> Take(int64_t bytes, Idle* idle);
 
   // All that nobody has at the moment.
@@ -27,15 +32,15 @@ class SharedBuffers : public std::enable_shared_from_this<SharedBuffers> {
  private:
   struct Free {
     std::unique_ptr<SharedBuffer> buffer;
-    uint64_t since;  // how many had been taken
+    Clock::time_point since;
   };
 
   void GiveBack(SharedBuffer* buffer);
-  // Those that were given back when so many had been taken, or earlier.
-  void Drop(uint64_t since, Idle* idle);
+  // Those that were given back by then.
+  void Drop(Clock::time_point since, Idle* idle);
 
+  const Clock::duration idle_after_;
   mutable std::mutex mutex_;
-  uint64_t taken_count_ = 0;
   uint64_t next_number_ = 0;
   std::vector<Free> free_;
   std::map<const char*, std::weak_ptr<SharedBuffer>> taken_;  // by where they begin

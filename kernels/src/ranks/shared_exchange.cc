@@ -127,6 +127,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       : rank_(rank),
         ranks_(static_cast<int>(sockets.size())),
         options_(std::move(options)),
+        buffers_(std::make_shared<SharedBuffers>(options_.idle_after)),
         sockets_(rank, std::move(sockets)),
         mapped_(static_cast<size_t>(ranks_)),
         known_(static_cast<size_t>(ranks_)) {}
@@ -507,7 +508,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
   const int rank_;
   const int ranks_;
   const Options options_;
-  const std::shared_ptr<SharedBuffers> buffers_ = std::make_shared<SharedBuffers>();
+  const std::shared_ptr<SharedBuffers> buffers_;
   std::thread thread_;
   Clock::time_point looked_ = Clock::now();  // of the thread
 

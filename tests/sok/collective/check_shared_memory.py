@@ -1,0 +1,151 @@
+"""Ranks of one machine exchange through memory that they share: what Horovod's alltoall gives, in any order of calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfplugin.sok as sok
+from tfplugin import ranks, shared_exchange
+
+Gather = Callable[[Any], list[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _of_several_ranks(size: int) -> None:
+    sok.init()
+    if size == 1:
+        pytest.skip("one rank sends nothing")
+    if not ranks.current()._shares_memory:
+        pytest.skip("the ranks exchange over Horovod")
+
+
+def _sent(rank: int, to: int, count: int, width: int, dtype: tf.DType) -> np.ndarray:
+    """What a rank sends another: other numbers for each pair."""
+    numbers = np.random.default_rng([rank, to, count]).integers(0, 100, [count, width])
+    return numbers.astype(dtype.as_numpy_dtype)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 70000])
+@pytest.mark.parametrize("dtype", sorted(shared_exchange.DTYPES, key=lambda one: one.name), ids=lambda one: one.name)
+def test_what_is_sent_arrives(dtype: tf.DType, count: int, rank: int, size: int) -> None:
+    """Also more than is copied at a time, and nothing at all."""
+    splits = [count + (to + rank) % 3 for to in range(size)] if count else [0] * size
+    rows = np.concatenate([_sent(rank, to, n, 3, dtype) for to, n in enumerate(splits)])
+    got, came = ranks.current().alltoall(tf.constant(rows), tf.constant(splits))
+    expected = [count + (rank + source) % 3 if count else 0 for source in range(size)]
+    np.testing.assert_array_equal(came, expected)
+    np.testing.assert_array_equal(
+        got, np.concatenate([_sent(source, rank, n, 3, dtype) for source, n in enumerate(expected)])
+    )
+
+
+def test_a_lookup_asks_horovod_for_nothing(size: int) -> None:
+    table = sok.DynamicVariable(4, name="asks_nothing")
+
+    @tf.function(autograph=False)
+    def step(ids: tf.RaggedTensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.nn.l2_loss(sok.lookup_sparse(table, ids))
+        return tape.gradient(loss, table)
+
+    graph = step.get_concrete_function(tf.RaggedTensorSpec([None, None], tf.int64)).graph
+    ops = {op.type for op in graph.get_operations()}
+    assert {"KvSharedAlltoall", "KvSharedExchange"} <= ops
+    assert "HorovodAlltoall" not in ops
+
+
+def test_exchanges_of_different_names_come_in_any_order(rank: int, size: int, gather: Gather) -> None:
+    """Each rank waits for another one of them first, in sessions, which run what they are asked for."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        numbers = [np.full([size], 10.0 * rank + e, np.float32) for e in range(3)]
+        sent = [tf.compat.v1.placeholder_with_default(one, [size]) for one in numbers]  # no constant is sent
+        got = [
+            ranks.current().alltoall(one, tf.ones([size], tf.int32), ranks.exchange_name(f"order_{e}"))[0]
+            for e, one in enumerate(sent)
+        ]
+        for turn in range(20):
+            order = np.random.default_rng([rank, turn]).permutation(3)
+            found = session.run([got[e] for e in order])
+            for e, one in zip(order, found, strict=True):
+                np.testing.assert_array_equal(one, [10.0 * source + e for source in range(size)])
+    assert gather(True) == [True] * size
+
+
+def test_a_cancelled_exchange_is_not_taken_for_the_next(rank: int, size: int, gather: Gather) -> None:
+    """On rank 0 something else of the step fails while it waits for the others, who get what it had sent."""
+
+    @tf.function(autograph=False)
+    def step(number: tf.Tensor, wrong: tf.Tensor) -> tf.Tensor:
+        got, _ = ranks.current().alltoall(tf.fill([size], number), tf.ones([size], tf.int32), "cancelled")
+        late = tf.numpy_function(lambda: (time.sleep(0.3), np.int32(0))[1], [], tf.int32)
+        with tf.control_dependencies([tf.debugging.assert_equal(wrong, late, "it is wrong")]):
+            return tf.identity(got)
+
+    expected = [float(source) for source in range(size)]
+    np.testing.assert_array_equal(step(tf.constant(float(rank)), tf.constant(0)), expected)
+    gather(None)
+    if rank == 0:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="it is wrong"):
+            step(tf.constant(100.0), tf.constant(1))
+        gather(None)  # the others have not begun
+    else:
+        gather(None)
+        first = step(tf.constant(100.0 + rank), tf.constant(0))
+        np.testing.assert_array_equal(first, [100.0 + source for source in range(size)])
+    np.testing.assert_array_equal(
+        step(tf.constant(200.0 + rank), tf.constant(0)), [200.0 + source for source in range(size)]
+    )
+    assert gather(True) == [True] * size
+
+
+def test_ranks_that_send_different_things_are_told(rank: int, size: int) -> None:
+    sent = tf.zeros([size, 2 if rank == 0 else 3])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sends float rows of .*every rank makes the same calls"):
+        ranks.current().alltoall(sent, tf.ones([size], tf.int32), "different")
+    for splits, told in (([1] * (size + 1), "splits must be"), ([-1] * size, "0 or more"), ([2] * size, "and there are")):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+            ranks.current().alltoall(tf.zeros([size]), tf.constant(splits), "bad splits")
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_derivatives_of_derivatives_go_through(weighted: bool, traced: bool, rank: int, size: int) -> None:
+    """Of a cube, by the weights or the rows and then by the rows, beside stock TensorFlow on all rows."""
+    rows = np.random.default_rng(1).normal(size=[12, 3]).astype(np.float32)
+    table, mine = sok.DynamicVariable(3, name="derived"), np.arange(rank, 12, size)
+    sok.assign(table, mine, rows[mine])
+    whole = tf.Variable(rows)
+    weights = tf.linspace(0.5, 2.0, 9)
+
+    def ids_of(one: int) -> tf.RaggedTensor:
+        return tf.RaggedTensor.from_row_lengths(np.random.default_rng([2, one]).integers(0, 12, 9), [4, 0, 5])
+
+    def second(look_up: Callable[[tf.RaggedTensor], tf.Tensor], ids: tf.RaggedTensor, by: Any) -> Any:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(weights)
+                loss = tf.reduce_sum(look_up(ids) ** 3)
+            first = inner.gradient(loss, weights if weighted else by)
+            if isinstance(first, tf.IndexedSlices):  # on the ranks: one for each key
+                first = first.values if by is table else tf.convert_to_tensor(first)
+            loss = tf.nn.l2_loss(first)
+        return outer.gradient(loss, by)
+
+    def spread(ids: tf.RaggedTensor) -> tf.Tensor:
+        return sok.lookup_sparse(table, ids, ids.with_values(weights) if weighted else None, "sum")
+
+    def dense(ids: tf.RaggedTensor) -> tf.Tensor:
+        found = tf.gather(whole, ids.values) * (weights[:, None] if weighted else 1.0)
+        return tf.math.unsorted_segment_sum(found, ids.value_rowids(), 3)
+
+    found = np.zeros_like(rows)
+    slices = (tf.function(second, autograph=False) if traced else second)(spread, ids_of(rank), table)
+    np.add.at(found, np.asarray(slices.indices), np.asarray(slices.values))
+    expected = sum(np.asarray(tf.convert_to_tensor(second(dense, ids_of(one), whole))) for one in range(size))
+    np.testing.assert_allclose(found[mine], expected[mine], rtol=1e-4, atol=1e-4)
