@@ -36,7 +36,8 @@ absl::Status StatusOfException(const std::string& subject) {
 }
 
 absl::Status StatusOfException(std::string_view doing, const std::string& name) {
-  return StatusOfException(std::string(doing) + " key-value variable '" + name + "'");
+  const std::string what = name.empty() ? " rows" : " key-value variable '" + name + "'";
+  return StatusOfException(std::string(doing) + what);
 }
 
 }  // namespace kvtools

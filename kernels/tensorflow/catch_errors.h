@@ -12,7 +12,8 @@ namespace kvtools {
 // The exception that is being handled, as a status whose message begins with `subject`. For catch clauses.
 absl::Status StatusOfException(const std::string& subject);
 
-// The same about a key-value variable: "<doing> key-value variable '<name>': ...".
+// The same about a key-value variable: "<doing> key-value variable '<name>': ...", or, without a name, of several:
+// "<doing> rows: ...".
 absl::Status StatusOfException(std::string_view doing, const std::string& name);
 
 // The status that `body` returns, or that of what it throws.

@@ -33,6 +33,7 @@ using tf::TensorShape;
 
 constexpr int64_t kLeastToShare = 16 << 10;       // bytes; less is copied in less time
 constexpr int64_t kCopyBytes = int64_t{1} << 20;  // at a time
+constexpr uint64_t kNoLoop = 0;                   // the frame of what is in no loop
 
 struct Current {
   std::mutex mutex;
@@ -232,6 +233,13 @@ class SharedAlltoallOp : public AsyncKernel {
   }
 
  private:
+  // Iterations of a loop may run at the same time, and each rank may begin them in another order.
+  std::string NameOf(OpKernelContext* ctx) const {
+    const tf::FrameAndIter at = ctx->frame_iter();
+    if (at.frame_id == kNoLoop || at.frame_id == tf::kIllegalFrameId) return name_;
+    return absl::StrCat(name_, ", iteration ", at.iter_id, " of loop ", absl::Hex(at.frame_id));
+  }
+
   absl::Status ToSend(OpKernelContext* ctx, SharedExchange* exchange, SharedExchange::Sent* sent) const {
     const Tensor& tensor = ctx->input(0);
     const Tensor& splits = ctx->input(1);
@@ -251,7 +259,7 @@ class SharedAlltoallOp : public AsyncKernel {
     if (rows != tensor.dim_size(0)) {
       return errors::InvalidArgument("splits are of ", rows, " rows, and there are ", tensor.dim_size(0));
     }
-    sent->name = name_;
+    sent->name = NameOf(ctx);
     TensorShape of_row = tensor.shape();
     of_row.RemoveDim(0);
     sent->kind = absl::StrCat(tf::DataTypeString(tensor.dtype()), " rows of ", of_row.DebugString());
@@ -260,7 +268,12 @@ class SharedAlltoallOp : public AsyncKernel {
     sent->data = static_cast<const char*>(tensor.data());
     sent->buffer = exchange->Holding(sent->data, bytes);
     if (sent->buffer == nullptr) {
-      sent->buffer = exchange->Take(bytes);
+      try {
+        sent->buffer = exchange->Take(bytes);
+      } catch (const kvtable::Error& error) {
+        sent->problem = error.what();  // for all ranks: the others would wait
+        return absl::OkStatus();
+      }
       KernelThreads threads(ctx);
       Copy({{sent->data, bytes}}, sent->buffer->data(), &threads);
       sent->data = sent->buffer->data();

@@ -2,6 +2,7 @@
 #include "kvtable/shared_exchange.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -72,7 +73,7 @@ struct Running {
 // Sends parts[r] to rank r.
 Running Start(SharedExchange* from, const std::string& name, const std::vector<std::string>& parts,
               const std::string& kind = "bytes", std::shared_ptr<void> owner = nullptr) {
-  SharedExchange::Sent sent{name, kind, {}, nullptr, nullptr, std::move(owner)};
+  SharedExchange::Sent sent{name, kind, {}, nullptr, nullptr, std::move(owner), ""};
   std::string all;
   for (const std::string& part : parts) {
     sent.bytes.push_back(static_cast<int64_t>(part.size()));
@@ -156,7 +157,7 @@ void WhatIsSentStaysUntilAllHaveReadIt() {
   std::weak_ptr<int> owner;
   std::shared_ptr<const SharedExchange::Arrival> kept;
   std::promise<void> came;
-  SharedExchange::Sent sent{"x", "", {0, 0}, nullptr, nullptr, nullptr};
+  SharedExchange::Sent sent{"x", "", {0, 0}, nullptr, nullptr, nullptr, ""};
   all[1]->Start(sent,
                 [&](const std::shared_ptr<const SharedExchange::Arrival>& arrival, const ExchangeFailure*) {
                   kept = arrival;
@@ -201,6 +202,58 @@ void BuffersAreUsedAgainAndGoWhenIdle() {
   std::this_thread::sleep_for(std::chrono::milliseconds(1600));
   for (int i = 0; i < 20; ++i) turn(1000);
   CHECK(open_files() <= files + 2);
+}
+
+// Where a rank could not take a buffer, it gets it the next time.
+void AFileThatIsLostIsSentAgain() {
+  const auto all = Ranks(2);
+  const std::shared_ptr<SharedBuffer> buffer = all[0]->Take(100);
+  std::memcpy(buffer->data(), "what is sent", 12);
+  const auto exchange = [&] {
+    Running other = Start(all[1].get(), "x", {"", ""});
+    SharedExchange::Sent sent{"x", "bytes", {0, 12}, buffer->data(), buffer, buffer, ""};
+    all[0]->Start(std::move(sent), [](const auto&, const ExchangeFailure*) {});
+    return other.got.get();
+  };
+  rlimit before;
+  CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit none{0, before.rlim_max};
+  CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  for (int i = 0; i < 3; ++i) {
+    const Got got = exchange();
+    CHECK(got.failed && got.failure.kind == Kind::kNoResource);
+    CHECK(got.failure.what.find("exchange 'x': rank 1 has ") != std::string::npos);
+    CHECK(got.failure.what.find(" to map what rank 0 sends") != std::string::npos);
+    if (i == 0) CHECK(got.failure.what.find("too many open files (see ulimit -n)") != std::string::npos);
+  }
+  CHECK(Throws(ErrorCode::kResourceExhausted, "ulimit -n", [&] { all[0]->Take(200); }));
+  CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  Got got;
+  for (int i = 0; i < 100; ++i) {  // what it lacks may be on its way
+    got = exchange();
+    if (!got.failed) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  CHECK(!got.failed && got.parts[0] == "what is sent");
+}
+
+void AProblemOfARankIsToldToAll() {
+  const auto all = Ranks(3);
+  std::vector<Running> running;
+  for (const int r : {0, 1})
+    running.push_back(Start(all[static_cast<size_t>(r)].get(), "x", {"a", "b", "c"}));
+  SharedExchange::Sent sent{"x", "bytes", {1, 1, 1}, nullptr, nullptr, nullptr, "no memory"};
+  std::promise<ExchangeFailure> promise;
+  all[2]->Start(sent, [&](const auto&, const ExchangeFailure* failure) { promise.set_value(*failure); });
+  CHECK(promise.get_future().get().what == "exchange 'x': rank 2: no memory");
+  for (Running& one : running) {
+    const Got got = one.got.get();
+    CHECK(got.failed && got.failure.kind == Kind::kNoResource);
+    CHECK(got.failure.what == "exchange 'x': rank 2: no memory");
+  }
+  running.clear();
+  for (const auto& one : all) running.push_back(Start(one.get(), "x", {"a", "b", "c"}));
+  for (Running& one : running) CHECK(!one.got.get().failed);
 }
 
 void OtherKindsAndNamesUnderWayFail() {
@@ -300,7 +353,12 @@ void LongWaitsAreToldAndEnd() {
   const Got got = one.got.get();
   CHECK(got.failed && got.failure.kind == Kind::kStalled);
   CHECK(got.failure.what.find("in exchange 'x' for rank 1, which is in 'y'") != std::string::npos);
+  CHECK(got.failure.what.find("graphs that differ") == std::string::npos);
   CHECK(other.got.get().failed);
+  Running called = Start(all[0].get(), "x of Call/op", {"a", "b"});
+  Running called_later = Start(all[1].get(), "x of Call_1/op", {"a", "b"});
+  CHECK(called.got.get().failure.what.find("graphs that differ") != std::string::npos);
+  CHECK(called_later.got.get().failed);
   const std::lock_guard<std::mutex> hold(mutex);
   CHECK(warned.size() >= 2);
 }
@@ -310,7 +368,7 @@ void MessagesWaitForRoom() {
   const auto all = Ranks(2);
   constexpr int kMany = 1000;
   std::promise<void> go_on;
-  SharedExchange::Sent sent{"holds up", "", {0, 0}, nullptr, nullptr, nullptr};
+  SharedExchange::Sent sent{"holds up", "", {0, 0}, nullptr, nullptr, nullptr, ""};
   all[1]->Start(sent, [&](const auto&, const ExchangeFailure*) { go_on.get_future().wait(); });
   Running first = Start(all[0].get(), "holds up", {"", ""}, "");
   std::vector<Running> running;
@@ -328,6 +386,8 @@ int main() {
   kvtable::EachRankGetsWhatTheOthersSend();
   kvtable::WhatIsSentStaysUntilAllHaveReadIt();
   kvtable::BuffersAreUsedAgainAndGoWhenIdle();
+  kvtable::AFileThatIsLostIsSentAgain();
+  kvtable::AProblemOfARankIsToldToAll();
   kvtable::OtherKindsAndNamesUnderWayFail();
   kvtable::ACancelledOneIsNotTakenForTheNext();
   kvtable::ARankThatEndsIsTold();

@@ -92,12 +92,14 @@ class SharedExchange {
   std::shared_ptr<SharedBuffer> Holding(const char* data, int64_t bytes) const;
 
   struct Sent {
-    std::string name;                      // the same on all ranks, and of no other exchange under way
+    std::string name;                      // the same on all ranks, and of no other exchange under way;
+                                           // what is behind " of " says which op of the graph it is
     std::string kind;                      // of what is sent, the same on all ranks
     std::vector<int64_t> bytes;            // for each rank, one after the other
     const char* data = nullptr;            // where they begin
     std::shared_ptr<SharedBuffer> buffer;  // that has them; may be null where there are none
     std::shared_ptr<void> owner;           // of the data: goes once all have read it
+    std::string problem;  // why there is nothing to send: fails with kNoResource on all ranks
   };
 
   // Sends, and calls `ended` when every rank has sent its part. Ranks start exchanges of a name in the same

@@ -31,7 +31,8 @@ int64_t Rounded(int64_t bytes) {
 
 SharedBuffer::SharedBuffer(uint64_t number, int64_t bytes) : number_(number), bytes_(bytes) {
   const auto fail = [&](const char* what) {
-    const std::string why = std::strerror(errno);
+    std::string why = std::strerror(errno);
+    if (errno == EMFILE || errno == ENFILE) why += ", see ulimit -n";
     if (file_ >= 0) close(file_);
     throw Error(ErrorCode::kResourceExhausted, "no " + std::to_string(bytes) +
                                                    " bytes of memory that other ranks can read (" + what +

@@ -25,11 +25,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kLookAfterMs = 1000;  // at what waits for long
 constexpr size_t kMostNameBytes = 64 << 10;
+constexpr const char* kOf = " of ";  // in a name: of which op in the graph
 
 enum class What : uint32_t {
   kSends,    // a part of an exchange
+  kCannot,   // no part of it can be sent; why is in place of the kind
   kHasRead,  // what was sent as `number`
   kDropped,  // buffer `buffer`: it will not be sent from any more
+  kLacks,    // what was sent from `buffer` could not be mapped: its file is wanted once more
 };
 
 // A message; the name and the kind follow it.
@@ -82,6 +85,7 @@ struct Came {
 struct Started {
   uint64_t number;
   std::string kind;
+  std::string problem;  // why nothing was sent
   SharedExchange::Piece own;
   std::shared_ptr<void> owner;
   SharedExchange::Ended ended;
@@ -189,13 +193,14 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       const auto it = channels_.try_emplace(sent.name, ranks_).first;
       std::deque<Started>& started = it->second.started;
       if (!started.empty() && started.back().ended) {
-        throw Error(
-            ErrorCode::kInvalidArgument,
-            "an exchange '" + sent.name +
-                "' is under way on this rank already: give each lookup of a step a `name` of its own");
+        throw Error(ErrorCode::kInvalidArgument, "an exchange '" + sent.name +
+                                                     "' is under way on this rank already: give each lookup "
+                                                     "of a step, or of a thread, a `name` of "
+                                                     "its own");
       }
       number = next_number_++;
-      started.push_back({number, sent.kind, {}, sent.owner, std::move(ended), Clock::now()});
+      if (!sent.problem.empty()) sent.problem = "rank " + std::to_string(rank_) + ": " + sent.problem;
+      started.push_back({number, sent.kind, sent.problem, {}, sent.owner, std::move(ended), Clock::now()});
       SendParts(number, std::move(sent), &started.back());
       Match(it, &afterwards);
     }
@@ -244,6 +249,13 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
   // ---- Of the calling threads ----------------------------------------------------------------------------
 
   void SendParts(uint64_t number, Sent sent, Started* started) {
+    if (!sent.problem.empty()) {
+      const Head head{What::kCannot, static_cast<uint32_t>(sent.name.size()), number};
+      for (int r = 0; r < ranks_; ++r) {
+        if (r != rank_ && !sockets_.is_gone(r)) sockets_.Send(r, ToMessage(head, sent.name, sent.problem));
+      }
+      return;
+    }
     const char* at = sent.data;
     Unread unread{std::move(sent.owner), sent.buffer, std::vector<bool>(static_cast<size_t>(ranks_))};
     for (int r = 0; r < ranks_; ++r) {
@@ -341,6 +353,12 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       return Fail(&started, ExchangeFailure::Kind::kRankLost, LostText(name, lost), afterwards);
     }
     for (size_t r = 0; r < came.size(); ++r) {
+      const std::string& problem = static_cast<int>(r) == rank_ ? started.problem : came[r].problem;
+      if (problem.empty()) continue;
+      return Fail(&started, ExchangeFailure::Kind::kNoResource, "exchange '" + name + "': " + problem,
+                  afterwards);
+    }
+    for (size_t r = 0; r < came.size(); ++r) {
       if (static_cast<int>(r) == rank_) continue;
       const std::string of = "exchange '" + name + "': rank " + std::to_string(r);
       if (came[r].kind != started.kind) {
@@ -348,9 +366,6 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
                     of + " sends " + came[r].kind + ", and rank " + std::to_string(rank_) + " " +
                         started.kind + ": every rank makes the same calls in each step",
                     afterwards);
-      }
-      if (!came[r].problem.empty()) {
-        return Fail(&started, ExchangeFailure::Kind::kNoResource, of + ": " + came[r].problem, afterwards);
       }
     }
     afterwards->calls.back() = [arrival, ended = std::move(started.ended)] { ended(arrival, nullptr); };
@@ -422,6 +437,15 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
         Match(it, afterwards_);
         break;
       }
+      case What::kCannot: {
+        const std::string name(bytes + sizeof head, head.name_bytes);
+        Came came;
+        came.problem.assign(bytes + sizeof head + head.name_bytes, size - sizeof head - head.name_bytes);
+        const auto it = channels_.try_emplace(name, ranks_).first;
+        it->second.came[r].push_back(std::move(came));
+        Match(it, afterwards_);
+        break;
+      }
       case What::kHasRead: {
         const auto it = unread_.find(head.number);
         if (it != unread_.end()) WasRead(it, r);
@@ -429,6 +453,9 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       }
       case What::kDropped:
         mapped_[r].erase(head.buffer);
+        break;
+      case What::kLacks:
+        known_[r].erase(head.buffer);
         break;
     }
     if (file >= 0) close(file);
@@ -454,11 +481,22 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
 
   // Where a part of another rank is in this process.
   void Map(int rank, const Head& head, int file, bool lost_file, Came* came) {
-    std::shared_ptr<const Mapped>& mapped = mapped_[static_cast<size_t>(rank)][head.buffer];
-    if (mapped == nullptr && file >= 0) mapped = std::make_shared<Mapped>(file, head.buffer_bytes);
-    if (mapped == nullptr || mapped->data() == nullptr) {
-      came->problem = lost_file ? "this process has too many open files (ulimit -n) for what it sends"
-                                : "this process has no memory to map what it sends";
+    const auto [it, is_new] = mapped_[static_cast<size_t>(rank)].try_emplace(head.buffer);
+    std::shared_ptr<const Mapped>& mapped = it->second;
+    if (mapped == nullptr && file >= 0) {
+      mapped = std::make_shared<Mapped>(file, head.buffer_bytes);
+      if (mapped->data() == nullptr) mapped = nullptr;
+    }
+    if (mapped == nullptr) {
+      // The buffer is used again, and by then there may be room. Once for each file: the answer may be on its way.
+      if (is_new || file >= 0 || lost_file) {
+        Head lacks{What::kLacks};
+        lacks.buffer = head.buffer;
+        sockets_.Send(rank, ToMessage(lacks));
+      }
+      came->problem = "rank " + std::to_string(rank_) +
+                      (lost_file ? " has too many open files (see ulimit -n)" : " has no memory") +
+                      " to map what rank " + std::to_string(rank) + " sends";
       return;
     }
     came->mapped = mapped;
@@ -491,6 +529,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
                        std::to_string(std::chrono::duration_cast<std::chrono::seconds>(waited).count()) +
                        " s in exchange '" + name + "' for";
     const char* before = " ";
+    bool differs = false;
     for (int r = 0; r < ranks_; ++r) {
       const size_t of = static_cast<size_t>(r);
       if (r == rank_ || !channel.came[of].empty()) continue;
@@ -499,10 +538,17 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       for (const auto& [other, at] : channels_) {
         if (at.came[of].empty() || !at.started.empty()) continue;
         text += ", which is in '" + other + "'";
+        differs |= other.substr(0, other.find(kOf)) == name.substr(0, name.find(kOf));
         break;
       }
     }
-    return text + ": every rank makes the same calls in each step";
+    text += ": every rank makes the same calls in each step";
+    if (!differs) return text;
+    return text +
+           ". These look like one call in graphs that differ: where a rank alone calls a tf.function or has "
+           "a "
+           "tf.cond or a loop in the step, what comes behind is named otherwise; have all ranks trace the "
+           "same";
   }
 
   const int rank_;

@@ -1,7 +1,8 @@
-"""Ranks of one machine exchange through memory that they share: what Horovod's alltoall gives, in any order of calls."""
+"""Ranks of one machine exchange through memory that they share: what Horovod's alltoall gives, in any order."""
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -106,9 +107,13 @@ def test_a_cancelled_exchange_is_not_taken_for_the_next(rank: int, size: int, ga
 
 def test_ranks_that_send_different_things_are_told(rank: int, size: int) -> None:
     sent = tf.zeros([size, 2 if rank == 0 else 3])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="sends float rows of .*every rank makes the same calls"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"sends float rows of .*every rank makes the same calls"):
         ranks.current().alltoall(sent, tf.ones([size], tf.int32), "different")
-    for splits, told in (([1] * (size + 1), "splits must be"), ([-1] * size, "0 or more"), ([2] * size, "and there are")):
+    for splits, told in (
+        ([1] * (size + 1), "splits must be"),
+        ([-1] * size, "0 or more"),
+        ([2] * size, "and there are"),
+    ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=told):
             ranks.current().alltoall(tf.zeros([size]), tf.constant(splits), "bad splits")
 
@@ -149,3 +154,99 @@ def test_derivatives_of_derivatives_go_through(weighted: bool, traced: bool, ran
     np.add.at(found, np.asarray(slices.indices), np.asarray(slices.values))
     expected = sum(np.asarray(tf.convert_to_tensor(second(dense, ids_of(one), whole))) for one in range(size))
     np.testing.assert_allclose(found[mine], expected[mine], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_gradients_of_a_loop_go_through_however_its_iterations_are_run(nested: bool, rank: int, size: int) -> None:
+    """TensorFlow runs those of a gradient side by side. One rank is slow in some of them, so that others are first."""
+    table = sok.DynamicVariable(2, "ones", name="in_a_loop")
+    numbers = tf.range(1, 7, dtype=tf.int64)
+
+    def slow(grad: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        def wait(grad: np.ndarray, number: int) -> np.ndarray:
+            time.sleep(0.02 * ((number + rank * 3) % 4))
+            return grad
+
+        return tf.ensure_shape(tf.numpy_function(wait, [grad, number], grad.dtype), grad.shape)
+
+    def of(number: tf.Tensor) -> tf.Tensor:
+        @tf.custom_gradient
+        def held_up(rows: tf.Tensor) -> Any:
+            return tf.identity(rows), lambda grad: slow(grad, number)
+
+        rows = held_up(sok.all2all_dense_embedding(table, number[None]))
+        return tf.reduce_sum(rows) * tf.cast(number, tf.float32) * (rank + 1.0)
+
+    def of_several(number: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.map_fn(of, number + tf.constant([0, 10], tf.int64), fn_output_signature=tf.float32))
+
+    @tf.function(autograph=False)
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.map_fn(of_several if nested else of, numbers, fn_output_signature=tf.float32))
+        return tape.gradient(loss, table)
+
+    of_ranks = sum(range(1, size + 1))
+    keys = [*range(1, 7), *(range(11, 17) if nested else [])]
+    expected = {key: [float(key * of_ranks)] * 2 for key in keys if key % size == rank}
+    for _ in range(5):
+        slices, found = step(), {}
+        for key, row in zip(np.asarray(slices.indices).tolist(), np.asarray(slices.values), strict=True):
+            found[key] = found.get(key, 0) + row
+        assert {key: row.tolist() for key, row in found.items()} == expected
+
+
+def test_a_rank_that_may_open_no_more_files_says_so_and_goes_on_once_it_may(rank: int, size: int) -> None:
+    """Memory for more rows than before takes a new file on each rank, of which the last may open none."""
+    narrow, wide = (sok.DynamicVariable(dim, "ones", name=f"of_files_{dim}") for dim in (2, 600))
+    keys = tf.range(1000, dtype=tf.int64)
+    for _ in range(3):
+        sok.all2all_dense_embedding(narrow, keys)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if rank == size - 1:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    error = ""
+    try:
+        sok.all2all_dense_embedding(wide, keys)
+    except tf.errors.ResourceExhaustedError as failure:
+        error = failure.message
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert f"rank {size - 1}" in error
+    assert "see ulimit -n" in error
+    for _ in range(2):
+        assert (sok.all2all_dense_embedding(wide, keys).numpy() == 1).all()
+
+
+def test_graphs_that_differ_are_told(rank: int, gather: Gather) -> None:
+    """Rank 0 calls a function of its own before the one that looks up, which is named otherwise for that."""
+    table, steps = sok.DynamicVariable(2, name="of_graphs"), tf.Variable(0)
+
+    @tf.function(autograph=False)
+    def count() -> tf.Tensor:
+        return steps.assign_add(1)
+
+    @tf.function(autograph=False)
+    def look_up() -> tf.Tensor:
+        return sok.all2all_dense_embedding(table, tf.constant([1, 2], tf.int64))
+
+    @tf.function(autograph=False)
+    def step() -> tf.Tensor:
+        if rank == 0:
+            count()
+        return look_up()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "2")
+        _connect_anew()
+        with pytest.raises(tf.errors.DeadlineExceededError, match="one call in graphs that differ"):
+            step()
+    gather(None)
+    _connect_anew()
+    assert look_up().shape == (2, 2)
+
+
+def _connect_anew() -> None:
+    world = ranks.current()
+    world._shares_memory = None
+    world.connect()
