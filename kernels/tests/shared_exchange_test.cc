@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -21,6 +22,7 @@
 
 #include "check.h"
 #include "kvtable/types.h"
+#include "ranks/rank_sockets.h"
 #include "throws.h"
 
 namespace kvtable {
@@ -191,15 +193,18 @@ void BuffersAreUsedAgainAndGoWhenIdle() {
     CHECK(one.got.get().parts[1] == PartOf(1, 0, 0, bytes) &&
           other.got.get().parts[0] == PartOf(0, 1, 0, bytes));
   };
-  for (int i = 0; i < 20; ++i) turn(size_t{1} << 20);
+  for (int i = 0; i < 20; ++i) turn(size_t{1} << 18);
   const int files = open_files();
-  for (int i = 0; i < 200; ++i) turn((size_t{1} << 20) - static_cast<size_t>(i) * 100);
+  for (int i = 0; i < 200; ++i) turn((size_t{1} << 18) - static_cast<size_t>(i) * 100);
   CHECK(open_files() <= files + 4);
-  turn(size_t{64} << 20);
-  turn(size_t{8} << 20);
+  turn(size_t{4} << 20);
+  turn(size_t{1} << 20);
   CHECK(open_files() >= files + 2);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1600));
-  for (int i = 0; i < 20; ++i) turn(1000);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  do {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    turn(1000);
+  } while (open_files() > files + 2 && std::chrono::steady_clock::now() < end);
   CHECK(open_files() <= files + 2);
 }
 
@@ -320,11 +325,68 @@ void MessagesWaitForRoom() {
   for (Running& one : running) CHECK(!one.got.get().failed);
 }
 
+// Memory that is asked for lies behind a buffer, which its last owner lets go of at that moment.
+void BuffersGoWhileOthersAreLookedFor() {
+  SharedExchange exchange(0, {-1}, {});
+  const char* const end = exchange.Take(1)->data() + exchange.Take(1)->bytes();
+  std::atomic<bool> over{false};
+  std::future<void> done = std::async(std::launch::async, [&] {
+    for (int i = 0; i < kRounds * 5000; ++i) exchange.Take(1);
+    over = true;
+  });
+  std::future<void> looked = std::async(std::launch::async, [&] {
+    while (!over) CHECK(exchange.Holding(end, 1) == nullptr);
+  });
+  for (std::future<void>* one : {&done, &looked}) {
+    CHECK(one->wait_for(std::chrono::seconds(120)) == std::future_status::ready);
+  }
+}
+
+// A system says first that a message of this rank was left unread.
+void WhatARankSentBeforeItEndedComes() {
+  struct Log : RankSockets::Receiver {
+    void Received(int rank, const char* bytes, size_t size, int, bool) override {
+      what.push_back(std::to_string(rank) + " " + std::string(bytes, size));
+    }
+    void Gone(int rank) override { what.push_back(std::to_string(rank) + " has gone"); }
+    std::vector<std::string> what;
+  };
+  const auto ends = SocketsOf(2);
+  Log log;
+  RankSockets sockets(0, ends[0]);
+  sockets.Send(1, "not read");
+  CHECK(send(ends[1][0], "one", 3, 0) == 3 && send(ends[1][0], "two", 3, 0) == 3);
+  close(ends[1][0]);
+  sockets.Receive(&log);
+  CHECK((log.what == std::vector<std::string>{"1 one", "1 two", "1 has gone"}));
+}
+
+// The numbers of sockets that a child has closed are free for its files, which its own children keep.
+void ChildrenOfChildrenKeepTheirFiles() {
+  const auto ends = SocketsOf(2);
+  const RankSockets sockets(0, ends[0]);
+  const pid_t child = fork();
+  if (child == 0) {
+    CHECK(fcntl(ends[0][1], F_GETFD) < 0);
+    CHECK(dup2(ends[1][0], ends[0][1]) == ends[0][1]);
+    const pid_t grandchild = fork();
+    if (grandchild == 0) _exit(fcntl(ends[0][1], F_GETFD) < 0 ? 1 : 0);
+    int status = 0;
+    CHECK(waitpid(grandchild, &status, 0) == grandchild);
+    _exit(status == 0 ? 0 : 1);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  close(ends[1][0]);
+}
+
 }  // namespace
 }  // namespace kvtable
 
 int main() {
   kvtable::AKilledProcessIsTold();  // forks: before there are threads
+  kvtable::ChildrenOfChildrenKeepTheirFiles();
   kvtable::EachRankGetsWhatTheOthersSend();
   kvtable::WhatIsSentStaysUntilAllHaveReadIt();
   kvtable::BuffersAreUsedAgainAndGoWhenIdle();
@@ -333,5 +395,7 @@ int main() {
   kvtable::ARankThatEndsIsTold();
   kvtable::LongWaitsAreToldAndEnd();
   kvtable::MessagesWaitForRoom();
+  kvtable::WhatARankSentBeforeItEndedComes();
+  kvtable::BuffersGoWhileOthersAreLookedFor();
   return 0;
 }

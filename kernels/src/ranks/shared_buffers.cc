@@ -84,10 +84,13 @@ std::shared_ptr<SharedBuffer> SharedBuffers::Take(int64_t bytes, Idle* idle) {
 }
 
 std::shared_ptr<SharedBuffer> SharedBuffers::Holding(const char* data, int64_t bytes) const {
-  const std::lock_guard<std::mutex> hold(mutex_);
-  auto it = taken_.upper_bound(data);
-  if (it == taken_.begin()) return nullptr;
-  std::shared_ptr<SharedBuffer> buffer = (--it)->second.lock();
+  std::shared_ptr<SharedBuffer> buffer;  // may come to be the last, and then goes without the lock
+  {
+    const std::lock_guard<std::mutex> hold(mutex_);
+    auto it = taken_.upper_bound(data);
+    if (it == taken_.begin()) return nullptr;
+    buffer = (--it)->second.lock();
+  }
   if (buffer == nullptr || data + bytes > buffer->data() + buffer->bytes()) return nullptr;
   return buffer;
 }
