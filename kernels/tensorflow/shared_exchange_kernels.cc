@@ -130,8 +130,8 @@ class SizeOp : public Kernel {
 // One that is under way, and how its step may cancel it.
 class Running {
  public:
-  Running(OpKernelContext* ctx, std::shared_ptr<SharedExchange> exchange)
-      : exchange_(std::move(exchange)), cancellation_(ctx->cancellation_manager()) {}
+  Running(OpKernelContext* ctx, const std::shared_ptr<SharedExchange>& exchange)
+      : exchange_(exchange), cancellation_(ctx->cancellation_manager()) {}
 
   // Whether the step has not been cancelled yet.
   static bool Register(const std::shared_ptr<Running>& running) {
@@ -151,7 +151,7 @@ class Running {
       number_ = number;
       cancel = cancelled_;
     }
-    if (cancel) exchange_->Cancel(number);
+    if (cancel) Cancel(number);
   }
 
  private:
@@ -162,10 +162,13 @@ class Running {
       cancelled_ = true;
       number = number_;
     }
-    if (number != 0) exchange_->Cancel(number);
+    if (number != 0) Cancel(number);
+  }
+  void Cancel(uint64_t number) {
+    if (const std::shared_ptr<SharedExchange> exchange = exchange_.lock()) exchange->Cancel(number);
   }
 
-  const std::shared_ptr<SharedExchange> exchange_;
+  const std::weak_ptr<SharedExchange> exchange_;  // which ends what is under way as it goes
   tf::CancellationManager* const cancellation_;
   tf::CancellationToken token_ = 0;
   std::mutex mutex_;

@@ -2,6 +2,7 @@
 #include "kvtable/shared_exchange.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -181,11 +183,13 @@ void BuffersAreUsedAgainAndGoWhenIdle() {
   SharedExchange::Options options;
   options.idle_after = std::chrono::milliseconds(1500);
   const auto all = Ranks(2, options);
-  std::vector<int64_t> sizes;
-  const auto open_files = [] {
+  const auto buffers = [] {  // each is mapped by both ranks
+    std::ifstream maps("/proc/self/maps");
     int count = 0;
-    for (int file = 0; file < 1024; ++file) count += fcntl(file, F_GETFD) >= 0;
-    return count;
+    for (std::string line; std::getline(maps, line);) {
+      count += line.find("memfd:kvtools") != std::string::npos;
+    }
+    return count / 2;
   };
   const auto turn = [&](size_t bytes) {
     Running one = Start(all[0].get(), "x", {"", PartOf(0, 1, 0, bytes)});
@@ -194,18 +198,66 @@ void BuffersAreUsedAgainAndGoWhenIdle() {
           other.got.get().parts[0] == PartOf(0, 1, 0, bytes));
   };
   for (int i = 0; i < 20; ++i) turn(size_t{1} << 18);
-  const int files = open_files();
+  const int before = buffers();
   for (int i = 0; i < 200; ++i) turn((size_t{1} << 18) - static_cast<size_t>(i) * 100);
-  CHECK(open_files() <= files + 4);
+  CHECK(buffers() <= before + 4);
   turn(size_t{4} << 20);
   turn(size_t{1} << 20);
-  CHECK(open_files() >= files + 2);
+  CHECK(buffers() >= before + 2);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   do {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     turn(1000);
-  } while (open_files() > files + 2 && std::chrono::steady_clock::now() < end);
-  CHECK(open_files() <= files + 2);
+  } while (buffers() > before + 2 && std::chrono::steady_clock::now() < end);
+  CHECK(buffers() <= before + 2);
+}
+
+// A process that may have few open files sends from many buffers at once.
+void BuffersNeedNoOpenFiles() {
+  rlimit allowed;
+  CHECK(getrlimit(RLIMIT_NOFILE, &allowed) == 0);
+  const auto all = Ranks(3);
+  rlimit few = allowed;
+  few.rlim_cur = 64;
+  CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  constexpr int kMany = 200;
+  std::vector<Running> running;
+  for (int i = 0; i < kMany; ++i) {
+    running.push_back(Start(all[0].get(), std::to_string(i), {"", PartOf(0, 1, i, 50), PartOf(0, 2, i, 50)}));
+    if (i % 16 != 0) continue;
+    // The others have come so far: files on their way are few, too.
+    std::vector<Running> turn;
+    for (const auto& rank : all) turn.push_back(Start(rank.get(), "turn", {"", "", ""}));
+    for (Running& one : turn) CHECK(!one.got.get().failed);
+  }
+  for (int i = 0; i < kMany; ++i) {
+    for (int r : {1, 2}) {
+      running.push_back(Start(all[static_cast<size_t>(r)].get(), std::to_string(i), {"", "", ""}));
+    }
+  }
+  for (Running& one : running) CHECK(!one.got.get().failed);
+  CHECK(setrlimit(RLIMIT_NOFILE, &allowed) == 0);
+}
+
+// What a rank has no room for in its table of files fails there, and each time.
+void TooManyOpenFilesAreTold() {
+  rlimit allowed;
+  CHECK(getrlimit(RLIMIT_NOFILE, &allowed) == 0);
+  const auto all = Ranks(2);
+  const std::shared_ptr<SharedBuffer> buffer = all[0]->Take(1);
+  rlimit none = allowed;
+  none.rlim_cur = 3;
+  CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  for (int i = 0; i < 2; ++i) {
+    std::promise<void> sent;
+    all[0]->Start({"x", "bytes", {0, 1}, buffer->data(), buffer, buffer},
+                  [&](const auto&, const ExchangeFailure*) { sent.set_value(); });
+    const Got got = Start(all[1].get(), "x", {"", ""}).got.get();
+    CHECK(got.failed && got.failure.kind == Kind::kNoResource);
+    CHECK(got.failure.what.find("rank 0: this process has too many open files") != std::string::npos);
+    sent.get_future().wait();
+  }
+  CHECK(setrlimit(RLIMIT_NOFILE, &allowed) == 0);
 }
 
 void OtherKindsAndNamesUnderWayFail() {
@@ -345,7 +397,7 @@ void BuffersGoWhileOthersAreLookedFor() {
 // A system says first that a message of this rank was left unread.
 void WhatARankSentBeforeItEndedComes() {
   struct Log : RankSockets::Receiver {
-    void Received(int rank, const char* bytes, size_t size, int, bool) override {
+    void Received(int rank, const char* bytes, size_t size, int) override {
       what.push_back(std::to_string(rank) + " " + std::string(bytes, size));
     }
     void Gone(int rank) override { what.push_back(std::to_string(rank) + " has gone"); }
@@ -390,6 +442,8 @@ int main() {
   kvtable::EachRankGetsWhatTheOthersSend();
   kvtable::WhatIsSentStaysUntilAllHaveReadIt();
   kvtable::BuffersAreUsedAgainAndGoWhenIdle();
+  kvtable::BuffersNeedNoOpenFiles();
+  kvtable::TooManyOpenFilesAreTold();
   kvtable::OtherKindsAndNamesUnderWayFail();
   kvtable::ACancelledOneIsNotTakenForTheNext();
   kvtable::ARankThatEndsIsTold();

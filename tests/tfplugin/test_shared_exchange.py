@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from tfplugin import shared_exchange
+from tfplugin.ops import raw
 
 RANKS = 3
 Call = Callable[[int, shared_exchange.AllGather], Any]
@@ -54,7 +56,10 @@ def _on_ranks(call: Call) -> list[Any]:
 
 def test_each_rank_has_a_socket_to_every_other(handed_over):
     assert _on_ranks(lambda rank, allgather: shared_exchange.connect(rank, RANKS, allgather)) == [True] * RANKS
-    ends = {rank: [socket.socket(fileno=socket.dup(n)) if n >= 0 else None for n in handed_over[rank]] for rank in range(RANKS)}
+    ends = {
+        rank: [socket.socket(fileno=socket.dup(n)) if n >= 0 else None for n in handed_over[rank]]
+        for rank in range(RANKS)
+    }
     for one in range(RANKS):
         for other in range(RANKS):
             if one != other:
@@ -138,3 +143,14 @@ def test_a_switch_that_says_neither_is_told(monkeypatch):
 def test_an_elastic_run_exchanges_over_horovod(monkeypatch):
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     assert not shared_exchange._is_wanted()
+
+
+def test_what_is_under_way_fails_when_the_exchange_ends():
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shared_exchange._hand_over(0, [-1, mine.detach()])
+    with theirs, ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(raw.kv_shared_alltoall, tf.zeros([2]), [1, 1], exchange="x", ranks=2)
+        assert theirs.recv(1000)
+        shared_exchange.disconnect()
+        with pytest.raises(tf.errors.UnknownError, match="connected anew during exchange 'x'"):
+            waits.result(30)

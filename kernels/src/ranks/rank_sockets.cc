@@ -166,8 +166,7 @@ bool RankSockets::ReceiveOne(int rank, Receiver* receiver) {
   if (const cmsghdr* const with = CMSG_FIRSTHDR(&head); with != nullptr && with->cmsg_type == SCM_RIGHTS) {
     std::memcpy(&file, CMSG_DATA(with), sizeof file);
   }
-  receiver->Received(rank, received_.data(), static_cast<size_t>(size), file,
-                     (head.msg_flags & MSG_CTRUNC) != 0);
+  receiver->Received(rank, received_.data(), static_cast<size_t>(size), file);
   return true;
 }
 

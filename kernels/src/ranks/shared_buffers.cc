@@ -52,7 +52,12 @@ SharedBuffer::SharedBuffer(uint64_t number, int64_t bytes) : number_(number), by
 
 SharedBuffer::~SharedBuffer() {
   munmap(data_, static_cast<size_t>(bytes_));
-  close(file_);
+  CloseFile();
+}
+
+void SharedBuffer::CloseFile() {
+  if (file_ >= 0) close(file_);
+  file_ = -1;
 }
 
 std::shared_ptr<SharedBuffer> SharedBuffers::Take(int64_t bytes, Idle* idle) {

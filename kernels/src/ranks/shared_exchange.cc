@@ -265,7 +265,20 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       }
       at += bytes;
     }
+    // A process may have thousands of buffers under way, and of open files often no more than a thousand.
+    if (sent.buffer != nullptr && sent.buffer->file() >= 0 && HaveAll(sent.buffer->number())) {
+      sent.buffer->CloseFile();
+    }
     if (IsUnread(unread)) unread_.emplace(number, std::move(unread));
+  }
+
+  // Whether the file of a buffer is with all other ranks, or on its way.
+  bool HaveAll(uint64_t buffer) const {
+    for (int r = 0; r < ranks_; ++r) {
+      if (r == rank_ || sockets_.is_gone(r)) continue;
+      if (known_[static_cast<size_t>(r)].count(buffer) == 0 || sockets_.has_unsent(r)) return false;
+    }
+    return true;
   }
 
   static bool IsUnread(const Unread& unread) {
@@ -405,7 +418,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
     afterwards.Run();
   }
 
-  void Received(int rank, const char* bytes, size_t size, int file, bool lost_file) override {
+  void Received(int rank, const char* bytes, size_t size, int file) override {
     Head head;
     std::memcpy(&head, bytes, sizeof head);
     const size_t r = static_cast<size_t>(rank);
@@ -416,7 +429,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
         came.kind.assign(bytes + sizeof head + head.name_bytes, size - sizeof head - head.name_bytes);
         came.number = head.number;
         came.bytes = head.bytes;
-        if (head.bytes > 0) Map(rank, head, file, lost_file, &came);
+        if (head.bytes > 0) Map(rank, head, file, &came);
         const auto it = channels_.try_emplace(name, ranks_).first;
         it->second.came[r].push_back(std::move(came));
         Match(it, afterwards_);
@@ -453,12 +466,13 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
   }
 
   // Where a part of another rank is in this process.
-  void Map(int rank, const Head& head, int file, bool lost_file, Came* came) {
+  void Map(int rank, const Head& head, int file, Came* came) {
     std::shared_ptr<const Mapped>& mapped = mapped_[static_cast<size_t>(rank)][head.buffer];
     if (mapped == nullptr && file >= 0) mapped = std::make_shared<Mapped>(file, head.buffer_bytes);
     if (mapped == nullptr || mapped->data() == nullptr) {
-      came->problem = lost_file ? "this process has too many open files (ulimit -n) for what it sends"
-                                : "this process has no memory to map what it sends";
+      // A file comes once, with what is sent first.
+      came->problem = mapped == nullptr ? "this process has too many open files (ulimit -n) for what it sends"
+                                        : "this process has no memory to map what it sends";
       return;
     }
     came->mapped = mapped;

@@ -1,4 +1,4 @@
-"""Ranks of one machine exchange through memory that they share: what Horovod's alltoall gives, in any order of calls."""
+"""Ranks of one machine exchange through memory that they share: what Horovod's alltoall gives, in any order."""
 
 from __future__ import annotations
 
@@ -106,9 +106,13 @@ def test_a_cancelled_exchange_is_not_taken_for_the_next(rank: int, size: int, ga
 
 def test_ranks_that_send_different_things_are_told(rank: int, size: int) -> None:
     sent = tf.zeros([size, 2 if rank == 0 else 3])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="sends float rows of .*every rank makes the same calls"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"sends float rows of .*every rank makes the same calls"):
         ranks.current().alltoall(sent, tf.ones([size], tf.int32), "different")
-    for splits, told in (([1] * (size + 1), "splits must be"), ([-1] * size, "0 or more"), ([2] * size, "and there are")):
+    for splits, told in (
+        ([1] * (size + 1), "splits must be"),
+        ([-1] * size, "0 or more"),
+        ([2] * size, "and there are"),
+    ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=told):
             ranks.current().alltoall(tf.zeros([size]), tf.constant(splits), "bad splits")
 
