@@ -92,8 +92,8 @@ def _machine() -> str | None:
 
 
 def _is_wanted() -> bool:
-    # An elastic run goes on with the ranks that are left, and in the middle of a step: what others have sent in it would
-    # be taken for the next.
+    # An elastic run goes on with the ranks that are left, and in the middle of a step: what others have sent in it
+    # would be taken for the next.
     if os.environ.get("HOROVOD_ELASTIC", "0") != "0":
         return False
     value = os.environ.get(SWITCH, "1").strip().lower()
@@ -111,9 +111,7 @@ def _listen(size: int) -> socket.socket:
     return listener
 
 
-def _connect_all(
-    listener: socket.socket, rank: int, offers: list[_Offer], sockets: list[socket.socket | None]
-) -> None:
+def _connect_all(listener: socket.socket, rank: int, offers: list[_Offer], sockets: list[socket.socket | None]) -> None:
     """Connects to the ranks below this one, and takes the calls of those above."""
     end = time.monotonic() + _TIMEOUT_S
     for other in range(rank):
@@ -138,11 +136,12 @@ def _connect_all(
 
 
 def _hand_over(rank: int, sockets: list[int]) -> None:
+    warned = not _seconds("HOROVOD_STALL_CHECK_DISABLE", 0)
     with context.eager_mode(), tf.device("CPU:0"):
         raw.kv_shared_exchange_connect(
             rank=rank,
             sockets=sockets,
-            warn_after_s=0 if _seconds("HOROVOD_STALL_CHECK_DISABLE", 0) else _seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 60),
+            warn_after_s=_seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 60) if warned else 0,
             fail_after_s=_seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0),
         )
 

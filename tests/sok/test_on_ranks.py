@@ -1,4 +1,6 @@
-"""The tests in `collective/`, on 1, 2 and 3 ranks of this machine, which share memory or do not. One launch runs all of them that were asked for.
+"""The tests in `collective/`, on 1, 2 and 3 ranks of this machine. One launch runs all of them that were asked for.
+
+The ranks share memory; some tests run once more over Horovod, as ranks of several machines do.
 
     pytest tests/sok/test_on_ranks.py                        all of them
     pytest tests/sok/test_on_ranks.py -m 'not thorough'      on 2 ranks, without what is marked thorough
@@ -62,9 +64,7 @@ def report_of(
 @pytest.mark.parametrize(
     ("ranks", "marks", "shared_memory", "file"),
     [
-        pytest.param(
-            ranks, marks, shared, file, id=f"{name}-{file}", marks=() if name == "2" else pytest.mark.thorough
-        )
+        pytest.param(ranks, marks, shared, file, id=f"{name}-{file}", marks=() if name == "2" else pytest.mark.thorough)
         for name, ranks, marks, shared in (
             ("2", 2, "not thorough", True),
             ("2-thorough", 2, "thorough", True),

@@ -54,7 +54,10 @@ def _on_ranks(call: Call) -> list[Any]:
 
 def test_each_rank_has_a_socket_to_every_other(handed_over):
     assert _on_ranks(lambda rank, allgather: shared_exchange.connect(rank, RANKS, allgather)) == [True] * RANKS
-    ends = {rank: [socket.socket(fileno=socket.dup(n)) if n >= 0 else None for n in handed_over[rank]] for rank in range(RANKS)}
+    ends = {
+        rank: [socket.socket(fileno=socket.dup(n)) if n >= 0 else None for n in handed_over[rank]]
+        for rank in range(RANKS)
+    }
     for one in range(RANKS):
         for other in range(RANKS):
             if one != other:
