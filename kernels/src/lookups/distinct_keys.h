@@ -87,13 +87,17 @@ inline uint32_t ChainEqualKeys(const uint64_t* keys, uint32_t n, uint32_t* first
   }
   if (repeats) {
     Scratch<uint64_t> found(n);
-    Scratch<uint32_t> last(n);
-    return NumberDistinctKeys(keys, n, found.data(), [&](uint32_t i, uint32_t number, bool is_first) {
-      const uint32_t before = is_first ? i : last[number];
-      next[before] = is_first ? kNoMore : i;
-      first[number] = is_first ? i : first[number];
-      last[number] = i;
-    });
+    Scratch<uint32_t> numbers(n);
+    const uint32_t distinct = NumberDistinctKeys(
+        keys, n, found.data(), [&](uint32_t i, uint32_t number, bool) { numbers[i] = number; });
+    // From the last to the first, so that no key has to be asked whether it is one.
+    std::fill_n(first, distinct, kNoMore);
+    for (uint32_t i = n; i-- > 0;) {
+      uint32_t& head = first[numbers[i]];
+      next[i] = head;
+      head = i;
+    }
+    return distinct;
   }
   std::memset(marks.data(), 0, words * sizeof(uint64_t));
   for (uint32_t m = 0; m < meetings; ++m) {
