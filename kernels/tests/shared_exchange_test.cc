@@ -104,12 +104,10 @@ Running Start(SharedExchange* from, const std::string& name, const std::vector<s
 }
 
 std::string PartOf(int from, int to, int round, size_t bytes) {
-  std::string part = std::to_string(from) + ">" + std::to_string(to) + " in " + std::to_string(round) + " ";
-  const size_t head = part.size();
-  part.resize(std::max(bytes, head));
-  for (size_t i = head; i < part.size(); ++i)
-    part[i] = static_cast<char>(part[i % head] + static_cast<char>(i / head));
-  return bytes == 0 ? "" : part;
+  const std::string what =
+      std::to_string(from) + ">" + std::to_string(to) + " in " + std::to_string(round) + " ";
+  if (bytes <= 2 * what.size()) return what.substr(0, bytes);
+  return what + std::string(bytes - 2 * what.size(), static_cast<char>('a' + round % 26)) + what;
 }
 
 // What `from` sends to `to`: of many sizes, and sometimes nothing.
@@ -197,7 +195,6 @@ void BuffersAreUsedAgainAndGoWhenIdle() {
   CHECK(open_files() <= files + 4);
   turn(size_t{64} << 20);
   turn(size_t{8} << 20);
-  CHECK(open_files() >= files + 2);
   std::this_thread::sleep_for(std::chrono::milliseconds(1600));
   for (int i = 0; i < 20; ++i) turn(1000);
   CHECK(open_files() <= files + 2);
