@@ -193,8 +193,8 @@ void BuffersAreUsedAgainAndGoWhenIdle() {
   const int files = open_files();
   for (int i = 0; i < 200; ++i) turn((size_t{1} << 20) - static_cast<size_t>(i) * 100);
   CHECK(open_files() <= files + 4);
-  turn(size_t{64} << 20);
-  turn(size_t{8} << 20);
+  turn(size_t{16} << 20);
+  turn(size_t{4} << 20);
   std::this_thread::sleep_for(std::chrono::milliseconds(1600));
   for (int i = 0; i < 20; ++i) turn(1000);
   CHECK(open_files() <= files + 2);
