@@ -189,12 +189,12 @@ void BuffersAreUsedAgainAndGoWhenIdle() {
     CHECK(one.got.get().parts[1] == PartOf(1, 0, 0, bytes) &&
           other.got.get().parts[0] == PartOf(0, 1, 0, bytes));
   };
-  for (int i = 0; i < 20; ++i) turn(size_t{1} << 20);
+  for (int i = 0; i < 10; ++i) turn(size_t{256} << 10);
   const int files = open_files();
-  for (int i = 0; i < 200; ++i) turn((size_t{1} << 20) - static_cast<size_t>(i) * 100);
+  for (size_t i = 0; i < 50; ++i) turn((size_t{256} << 10) - i * 1000);
   CHECK(open_files() <= files + 4);
-  turn(size_t{16} << 20);
   turn(size_t{4} << 20);
+  turn(size_t{1} << 20);
   std::this_thread::sleep_for(std::chrono::milliseconds(1600));
   for (int i = 0; i < 20; ++i) turn(1000);
   CHECK(open_files() <= files + 2);
