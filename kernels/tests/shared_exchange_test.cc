@@ -177,7 +177,6 @@ void BuffersAreUsedAgainAndGoWhenIdle() {
   SharedExchange::Options options;
   options.idle_after = std::chrono::milliseconds(1500);
   const auto all = Ranks(2, options);
-  std::vector<int64_t> sizes;
   const auto open_files = [] {
     int count = 0;
     for (int file = 0; file < 1024; ++file) count += fcntl(file, F_GETFD) >= 0;
