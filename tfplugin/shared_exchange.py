@@ -150,5 +150,5 @@ def _seconds(variable: str, otherwise: int) -> int:
     """Of one of Horovod's settings, which are for these exchanges, too."""
     try:
         return max(0, math.ceil(float(os.environ.get(variable, otherwise))))
-    except ValueError:
+    except (ValueError, OverflowError):
         return otherwise

@@ -154,3 +154,9 @@ def test_what_is_under_way_fails_when_the_exchange_ends():
         shared_exchange.disconnect()
         with pytest.raises(tf.errors.UnknownError, match="connected anew during exchange 'x'"):
             waits.result(30)
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("90", 90), ("0.5", 1), ("-3", 0), ("soon", 60), ("inf", 60)])
+def test_times_of_horovod_are_ours(monkeypatch, value, seconds):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", value)
+    assert shared_exchange._seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 60) == seconds
