@@ -59,6 +59,7 @@ GROUPS = {
         "`sok.lookup_sparse` over Horovod ranks",
         "In a `tf.function`, combiner mean, Zipf ids; milliseconds of a step, the same threads for each rank. "
         "`one call` for all tables; `bfloat16`: the same, whose rows and gradients travel as that; `a call each`; "
+        "`over Horovod`: the one call where ranks do not share memory; "
         "`alltoall`: `hvd.alltoall` alone, as often and with as many bytes as the one call needs (with float32 rows); "
         "`one rank`: the one call without Horovod, on as many samples as a rank has.",
         "milliseconds",

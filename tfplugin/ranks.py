@@ -47,7 +47,7 @@ class HorovodRanks:
         self._shares_memory: bool | None = None
 
     def connect(self) -> None:
-        """Has the ranks share memory where they can. All of them call it, once; after that it does nothing."""
+        """Has the ranks share memory where they can: the first call, which all of them make. Others do nothing."""
         if self._shares_memory is None:
             self._shares_memory = shared_exchange.connect(self.rank, self.size, self.allgather)
 

@@ -136,12 +136,12 @@ def _connect_all(listener: socket.socket, rank: int, offers: list[_Offer], socke
 
 
 def _hand_over(rank: int, sockets: list[int]) -> None:
-    silent = _seconds("HOROVOD_STALL_CHECK_DISABLE", 0)
+    warned = not _seconds("HOROVOD_STALL_CHECK_DISABLE", 0)
     with context.eager_mode(), tf.device("CPU:0"):
         raw.kv_shared_exchange_connect(
             rank=rank,
             sockets=sockets,
-            warn_after_s=0 if silent else _seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 60),
+            warn_after_s=_seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 60) if warned else 0,
             fail_after_s=_seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0),
         )
 
@@ -150,5 +150,5 @@ def _seconds(variable: str, otherwise: int) -> int:
     """Of one of Horovod's settings, which are for these exchanges, too."""
     try:
         return max(0, math.ceil(float(os.environ.get(variable, otherwise))))
-    except ValueError:
+    except (ValueError, OverflowError):
         return otherwise

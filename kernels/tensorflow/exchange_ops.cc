@@ -1,9 +1,9 @@
 // The ops of lookups over several ranks: names, signatures and shapes.
 //
 // Keys go out by KvExchangeRequest, an alltoall, and KvExchangeServe; rows come back by KvExchangeReply, an
-// alltoall, and KvExchangePool. The alltoall is Horovod's, or KvSharedAlltoall. T is the number of lookups, each of one table. Rows travel in a buffer of
-// Tflat, or, where it is a variant, of Twire: as they are, or in 16 bits where they are of float. With bfloat16_bits its float16 elements hold the
-// bits of bfloat16, which Horovod does not know.
+// alltoall, and KvExchangePool. The alltoall is Horovod's, or KvSharedAlltoall. T is the number of lookups, each of one
+// table. Rows travel in a buffer of Tflat, or, where it is a variant, of Twire: as they are, or in 16 bits where they are
+// of float. With bfloat16_bits its float16 elements hold the bits of bfloat16, which Horovod does not know.
 
 #include "shape_functions.h"
 
@@ -38,9 +38,9 @@ REGISTER_OP("KvSharedExchangeConnect")
     .Attr("fail_after_s: int >= 0")
     .SetIsStateful();
 
-// Sends splits[r] rows of a tensor to each rank r, in order, and gives what the others sent, that of rank 0 first, and how
-// many rows each did. `exchange`: the same on all ranks, and of no other exchange under way. Not stateful: in a function
-// nothing else that is waits for an exchange, or keeps it waiting.
+// Sends splits[r] rows of a tensor to each rank r, in order, and gives what the others sent, that of rank 0 first, and
+// how many rows each did. `exchange`: the same on all ranks, and of no other exchange under way. Not stateful: in a
+// function nothing else that is waits for an exchange, or keeps it waiting.
 REGISTER_OP("KvSharedAlltoall")
     .Attr("T: {int32, int64, uint64, half, bfloat16, float, double}")
     .Attr("exchange: string")
@@ -60,8 +60,8 @@ REGISTER_OP("KvSharedAlltoall")
       return absl::OkStatus();
     });
 
-// The same, left where it lies: a variant [1] that the ops below take in place of a buffer. A buffer of any length is its
-// gradient, and it may be one of a buffer, so that its shape is told as theirs.
+// The same, left where it lies: a variant [1] that the ops below take in place of a buffer. A buffer of any length is
+// its gradient, and it may be one of a buffer, so that its shape is told as theirs.
 REGISTER_OP("KvSharedExchange")
     .Attr("T: {int32, int64, uint64, half, bfloat16, float, double}")
     .Attr("exchange: string")

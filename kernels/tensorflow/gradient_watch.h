@@ -24,7 +24,8 @@ class GradientWatch {
   void set_on(bool on) { on_.store(on, std::memory_order_relaxed); }
   bool on() const { return on_.load(std::memory_order_relaxed); }
 
-  // Gradients of a step in host memory, [n, dim], or, unless `places` is null, these n rows of them. Rows that are not finite count, and are in no norm.
+  // Gradients of a step in host memory, [n, dim], or, unless `places` is null, these n rows of them. Rows that are not
+  // finite count, and are in no norm.
   template <class T>
   void Measure(const T* gradients, const uint32_t* places, int64_t n, int64_t dim) {
     double squares = 0.0;

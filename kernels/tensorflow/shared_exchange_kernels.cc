@@ -113,7 +113,7 @@ class ConnectOp : public Kernel {
   int64_t fail_after_s_ = 0;
 };
 
-class SizeOp : public Kernel {
+class ArrivalSizeOp : public Kernel {
  public:
   using Kernel::Kernel;
 
@@ -131,8 +131,8 @@ class SizeOp : public Kernel {
 // One that is under way, and how its step may cancel it.
 class Running {
  public:
-  Running(OpKernelContext* ctx, std::shared_ptr<SharedExchange> exchange)
-      : exchange_(std::move(exchange)), cancellation_(ctx->cancellation_manager()) {}
+  Running(OpKernelContext* ctx, const std::shared_ptr<SharedExchange>& exchange)
+      : exchange_(exchange), cancellation_(ctx->cancellation_manager()) {}
 
   // Whether the step has not been cancelled yet.
   static bool Register(const std::shared_ptr<Running>& running) {
@@ -152,7 +152,7 @@ class Running {
       number_ = number;
       cancel = cancelled_;
     }
-    if (cancel) exchange_->Cancel(number);
+    if (cancel) Cancel(number);
   }
 
  private:
@@ -163,10 +163,13 @@ class Running {
       cancelled_ = true;
       number = number_;
     }
-    if (number != 0) exchange_->Cancel(number);
+    if (number != 0) Cancel(number);
+  }
+  void Cancel(uint64_t number) {
+    if (const std::shared_ptr<SharedExchange> exchange = exchange_.lock()) exchange->Cancel(number);
   }
 
-  const std::shared_ptr<SharedExchange> exchange_;
+  const std::weak_ptr<SharedExchange> exchange_;  // which ends what is under way as it goes
   tf::CancellationManager* const cancellation_;
   tf::CancellationToken token_ = 0;
   std::mutex mutex_;
@@ -343,10 +346,20 @@ class SharedAlltoallOp : public AsyncKernel {
   int ranks_ = 0;
 };
 
-KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvSharedExchangeConnect"), ConnectOp);
-KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvSharedAlltoall"), SharedAlltoallOp<false>);
-KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvSharedExchange"), SharedAlltoallOp<true>);
-KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvSharedExchangeSize"), SizeOp);
+KVTOOLS_REGISTER(Name("KvSharedExchangeConnect"), ConnectOp);
+KVTOOLS_REGISTER(Name("KvSharedAlltoall")
+                     .HostMemory("tensor")
+                     .HostMemory("splits")
+                     .HostMemory("received")
+                     .HostMemory("received_splits"),
+                 SharedAlltoallOp<false>);
+KVTOOLS_REGISTER(Name("KvSharedExchange")
+                     .HostMemory("tensor")
+                     .HostMemory("splits")
+                     .HostMemory("arrival")
+                     .HostMemory("received_splits"),
+                 SharedAlltoallOp<true>);
+KVTOOLS_REGISTER(Name("KvSharedExchangeSize").HostMemory("arrival").HostMemory("size"), ArrivalSizeOp);
 
 }  // namespace
 

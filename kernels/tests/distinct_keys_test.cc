@@ -53,6 +53,23 @@ void Draws() {
   }
 }
 
+// Where the table of numbers becomes one of 32 bits.
+void MostKeysOf16Bits() {
+  for (const uint32_t n : {65533u, 65534u, 65535u, 65536u}) {
+    std::vector<uint64_t> keys = Keys(n, 0, 0), found(n);
+    keys.back() = keys.front();
+    uint32_t wanted = 0;
+    const uint32_t count =
+        NumberDistinctKeys(keys.data(), n, found.data(), [&](uint32_t i, uint32_t number, bool first) {
+          CHECK(first == (i < n - 1) && number == (first ? wanted++ : 0));
+        });
+    CHECK(count == n - 1 && count == wanted);
+    found.resize(count);
+    keys.pop_back();
+    CHECK(found == keys);
+  }
+}
+
 // Repetitions that come late, when few are expected any more.
 void RepeatsAtTheEnd() {
   std::vector<uint64_t> keys = Keys(8192, 0, 0);
@@ -75,6 +92,7 @@ void SharedMarks() {
 
 int main() {
   kvtable::Draws();
+  kvtable::MostKeysOf16Bits();
   kvtable::RepeatsAtTheEnd();
   kvtable::SharedMarks();
   return 0;

@@ -103,13 +103,20 @@ def test_a_run_on_ranks_puts_the_lookup_beside_the_bare_alltoall(run_on_ranks):
     assert "horovod" in result["versions"]["ranks"]
     for case in result["cases"]:
         if case["group"] == "exchange":
-            assert case["sides"].keys() == {"one call", "bfloat16", "a call each", "alltoall", "one rank"}
+            assert case["sides"].keys() == {
+                "one call",
+                "bfloat16",
+                "a call each",
+                "over Horovod",
+                "alltoall",
+                "one rank",
+            }
         if case["group"] == "rank scaling":
             assert list(case["sides"]) == ["1 rank", "2 ranks"]
         for side in case["sides"].values():
             assert "error" not in side and len(side["seconds"]) == result["rounds"]
         assert all(entry["ratio"] > 0 for entry in case["ratios"])
-        assert len(case["ratios"]) == {"exchange": 5, "overlap": 2, "rank scaling": 1, "bounded": 2}[case["group"]]
+        assert len(case["ratios"]) == {"exchange": 6, "overlap": 2, "rank scaling": 1, "bounded": 2}[case["group"]]
     (page,) = folder.glob("*-sok-tiny.md")
     assert "## `sok.lookup_sparse` over Horovod ranks" in page.read_text()
 

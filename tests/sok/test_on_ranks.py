@@ -1,6 +1,6 @@
-"""The tests in `collective/`, on 1, 2 and 3 ranks of this machine, which share memory or do not.
+"""The tests in `collective/`, on 1, 2 and 3 ranks of this machine. One launch runs all of them that were asked for.
 
-One launch runs all of them that were asked for.
+The ranks share memory; some tests run once more over Horovod, as ranks of several machines do.
 
     pytest tests/sok/test_on_ranks.py                        all of them
     pytest tests/sok/test_on_ranks.py -m 'not thorough'      on 2 ranks, without what is marked thorough

@@ -130,13 +130,17 @@ def import_op(op, attributes, inputs):
         return graph.get_operation_by_name("node")
 
 
+#: Ops with lists of which none is as long as there are inputs.
+NO_TENSORS = {"KvSharedExchangeConnect"}
+
+
 def test_all_ops_with_lists_are_here():
     found = set()
     for name in dir(raw):
         op = op_def_registry.get("".join(part.capitalize() for part in name.split("_")))
         if op is not None and any(attr.type in ("list(int)", "list(bool)") for attr in op.attr):
             found.add(op.name)
-    assert found == set(OPS)
+    assert found - NO_TENSORS == set(OPS)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from tfplugin import shared_exchange
+from tfplugin.ops import raw
 
 RANKS = 3
 Call = Callable[[int, shared_exchange.AllGather], Any]
@@ -141,3 +143,20 @@ def test_a_switch_that_says_neither_is_told(monkeypatch):
 def test_an_elastic_run_exchanges_over_horovod(monkeypatch):
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     assert not shared_exchange._is_wanted()
+
+
+def test_what_is_under_way_fails_when_the_exchange_ends():
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shared_exchange._hand_over(0, [-1, mine.detach()])
+    with theirs, ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(raw.kv_shared_alltoall, tf.zeros([2]), [1, 1], exchange="x", ranks=2)
+        assert theirs.recv(1000)
+        shared_exchange.disconnect()
+        with pytest.raises(tf.errors.UnknownError, match="connected anew during exchange 'x'"):
+            waits.result(30)
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("90", 90), ("0.5", 1), ("-3", 0), ("soon", 60), ("inf", 60)])
+def test_times_of_horovod_are_ours(monkeypatch, value, seconds):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", value)
+    assert shared_exchange._seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 60) == seconds

@@ -27,7 +27,9 @@ class SharedBuffer {
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   uint64_t number() const { return number_; }
-  int file() const { return file_; }
+  int file() const { return file_; }  // -1 once it is closed
+  // Those who have the file map it, and this process needs it no more.
+  void CloseFile();
 
  private:
   const uint64_t number_;
@@ -54,8 +56,8 @@ class SharedExchange {
     std::chrono::milliseconds warn_after{60000};  // of waiting; 0: never
     std::chrono::milliseconds fail_after{0};      // 0: never
     std::function<void(const std::string&)> warn;
-    std::chrono::milliseconds idle_after{
-        60000};  // memory that nothing was sent from for so long is given back
+    // Memory that nothing was sent from for so long is given back, as other memory is taken.
+    std::chrono::milliseconds idle_after{60000};
   };
 
   // What a rank sent to this one.

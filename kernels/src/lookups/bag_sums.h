@@ -11,8 +11,8 @@ namespace kvtable {
 
 class BagSums {
  public:
-  // Of bags [first, last), into `pooled` (bags, dim) of the bags' value type, which is that of the rows, too, or float32
-  // where they are of 16 bits.
+  // Of bags [first, last), into `pooled` (bags, dim) of the bags' value type, which is that of the rows, too, or
+  // float32 where they are of 16 bits.
   BagSums(const Bags& bags, ValueType rows, Combiner combiner, int64_t dim, int64_t first, int64_t last,
           void* pooled);
 

@@ -11,16 +11,15 @@
 
 namespace kvtable {
 
-// Numbers different keys in the order in which they first occur, writes them to `found`, which may be `keys`
-// itself, calls visit(i, number of keys[i], whether it is the first of its key), and returns how many there
-// are.
-template <class Visit>
-uint32_t NumberDistinctKeys(const uint64_t* keys, uint32_t n, uint64_t* found, const Visit& visit) {
+// As NumberDistinctKeys, of fewer keys than the most that Number holds. The table has four places for each, so that few
+// keys meet: one that does is a branch that nobody could foresee, which costs more than the cache that is spared.
+template <class Number, class Visit>
+uint32_t NumberKeys(const uint64_t* keys, uint32_t n, uint64_t* found, const Visit& visit) {
   int bits = 4;
-  while ((size_t{1} << bits) < 2 * size_t{n}) ++bits;
+  while ((size_t{1} << bits) < 4 * size_t{n}) ++bits;
   const size_t mask = (size_t{1} << bits) - 1;
-  Scratch<uint32_t> numbers(mask + 1);  // open addressing
-  std::memset(numbers.data(), 0xff, (mask + 1) * sizeof(uint32_t));
+  Scratch<Number> numbers(mask + 1);  // open addressing
+  std::memset(numbers.data(), 0xff, (mask + 1) * sizeof(Number));
   uint32_t count = 0;
   for (uint32_t i = 0; i < n; ++i) {
     const uint64_t key = keys[i];
@@ -28,17 +27,26 @@ uint32_t NumberDistinctKeys(const uint64_t* keys, uint32_t n, uint64_t* found, c
     // nobody could foresee that.
     found[count] = key;
     size_t at = (key * 0x9e3779b97f4a7c15ULL) >> (64 - bits);
-    uint32_t number = std::min(numbers[at], count);
+    uint32_t number = std::min<uint32_t>(numbers[at], count);
     while (found[number] != key) {
       at = (at + 1) & mask;
-      number = std::min(numbers[at], count);
+      number = std::min<uint32_t>(numbers[at], count);
     }
     const bool first = number == count;
-    numbers[at] = number;
+    numbers[at] = static_cast<Number>(number);
     count += first ? 1 : 0;
     visit(i, number, first);
   }
   return count;
+}
+
+// Numbers different keys in the order in which they first occur, writes them to `found`, which may be `keys`
+// itself, calls visit(i, number of keys[i], whether it is the first of its key), and returns how many there
+// are.
+template <class Visit>
+uint32_t NumberDistinctKeys(const uint64_t* keys, uint32_t n, uint64_t* found, const Visit& visit) {
+  return n < UINT16_MAX ? NumberKeys<uint16_t>(keys, n, found, visit)
+                        : NumberKeys<uint32_t>(keys, n, found, visit);
 }
 
 // What ends the occurrences of a key.
@@ -79,13 +87,17 @@ inline uint32_t ChainEqualKeys(const uint64_t* keys, uint32_t n, uint32_t* first
   }
   if (repeats) {
     Scratch<uint64_t> found(n);
-    Scratch<uint32_t> last(n);
-    return NumberDistinctKeys(keys, n, found.data(), [&](uint32_t i, uint32_t number, bool is_first) {
-      const uint32_t before = is_first ? i : last[number];
-      next[before] = is_first ? kNoMore : i;
-      first[number] = is_first ? i : first[number];
-      last[number] = i;
-    });
+    Scratch<uint32_t> numbers(n);
+    const uint32_t distinct = NumberDistinctKeys(
+        keys, n, found.data(), [&](uint32_t i, uint32_t number, bool) { numbers[i] = number; });
+    // From the last to the first, so that no key has to be asked whether it is one.
+    std::fill_n(first, distinct, kNoMore);
+    for (uint32_t i = n; i-- > 0;) {
+      uint32_t& head = first[numbers[i]];
+      next[i] = head;
+      head = i;
+    }
+    return distinct;
   }
   std::memset(marks.data(), 0, words * sizeof(uint64_t));
   for (uint32_t m = 0; m < meetings; ++m) {

@@ -33,7 +33,9 @@ class SocketsOfChildren {
   }
   void Close(int socket) {
     const std::lock_guard<std::mutex> hold(mutex_);
-    sockets_.erase(std::find(sockets_.begin(), sockets_.end(), socket));
+    const auto it = std::find(sockets_.begin(), sockets_.end(), socket);
+    if (it == sockets_.end()) return;  // this is a child
+    sockets_.erase(it);
     close(socket);
   }
 
@@ -42,6 +44,7 @@ class SocketsOfChildren {
     pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); },
                    [] {
                      for (const int socket : Get().sockets_) close(socket);
+                     Get().sockets_.clear();  // their numbers are free for other files
                      Get().mutex_.unlock();
                    });
   }
@@ -146,7 +149,12 @@ bool RankSockets::ReceiveOne(int rank, Receiver* receiver) {
   head.msg_iovlen = 1;
   head.msg_control = control;
   head.msg_controllen = sizeof control;
-  const ssize_t size = recvmsg(sockets_[static_cast<size_t>(rank)], &head, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const auto receive = [&] {
+    return recvmsg(sockets_[static_cast<size_t>(rank)], &head, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  };
+  ssize_t size = receive();
+  // That it has left messages of this rank unread is said first, once, and what it has sent comes then.
+  if (size < 0 && errno == ECONNRESET) size = receive();
   if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
   if (size < 0 && errno == EINTR) return true;
   if (size <= 0) {
@@ -158,8 +166,7 @@ bool RankSockets::ReceiveOne(int rank, Receiver* receiver) {
   if (const cmsghdr* const with = CMSG_FIRSTHDR(&head); with != nullptr && with->cmsg_type == SCM_RIGHTS) {
     std::memcpy(&file, CMSG_DATA(with), sizeof file);
   }
-  receiver->Received(rank, received_.data(), static_cast<size_t>(size), file,
-                     (head.msg_flags & MSG_CTRUNC) != 0);
+  receiver->Received(rank, received_.data(), static_cast<size_t>(size), file);
   return true;
 }
 

@@ -12,12 +12,11 @@ namespace kvtable {
 // Not synchronized: one thread waits and receives, any may send, under a lock that Wait does not need.
 class RankSockets {
  public:
-  // What to do with what comes. A file is the callee's to close; -1: none came.
+  // What to do with what comes. A file is the callee's to close; -1: none came, or this process could not take it.
   class Receiver {
    public:
     virtual ~Receiver() = default;
-    // `lost_file`: one was sent with it, and this process could not take it.
-    virtual void Received(int rank, const char* bytes, size_t size, int file, bool lost_file) = 0;
+    virtual void Received(int rank, const char* bytes, size_t size, int file) = 0;
     virtual void Gone(int rank) = 0;
   };
 

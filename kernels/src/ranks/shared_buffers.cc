@@ -53,7 +53,12 @@ SharedBuffer::SharedBuffer(uint64_t number, int64_t bytes) : number_(number), by
 
 SharedBuffer::~SharedBuffer() {
   munmap(data_, static_cast<size_t>(bytes_));
-  close(file_);
+  CloseFile();
+}
+
+void SharedBuffer::CloseFile() {
+  if (file_ >= 0) close(file_);
+  file_ = -1;
 }
 
 std::shared_ptr<SharedBuffer> SharedBuffers::Take(int64_t bytes, Idle* idle) {
@@ -85,10 +90,13 @@ std::shared_ptr<SharedBuffer> SharedBuffers::Take(int64_t bytes, Idle* idle) {
 }
 
 std::shared_ptr<SharedBuffer> SharedBuffers::Holding(const char* data, int64_t bytes) const {
-  const std::lock_guard<std::mutex> hold(mutex_);
-  auto it = taken_.upper_bound(data);
-  if (it == taken_.begin()) return nullptr;
-  std::shared_ptr<SharedBuffer> buffer = (--it)->second.lock();
+  std::shared_ptr<SharedBuffer> buffer;  // may come to be the last, and then goes without the lock
+  {
+    const std::lock_guard<std::mutex> hold(mutex_);
+    auto it = taken_.upper_bound(data);
+    if (it == taken_.begin()) return nullptr;
+    buffer = (--it)->second.lock();
+  }
   if (buffer == nullptr || data + bytes > buffer->data() + buffer->bytes()) return nullptr;
   return buffer;
 }

@@ -32,13 +32,15 @@ enum class What : uint32_t {
   kCannot,   // no part of it can be sent; why is in place of the kind
   kHasRead,  // what was sent as `number`
   kDropped,  // buffer `buffer`: it will not be sent from any more
-  kLacks,    // what was sent from `buffer` could not be mapped: its file is wanted once more
+  kMaps,     // `buffer`, with the file that came with `number`
+  kLacks,    // it could not be mapped: its file is wanted once more
 };
 
 // A message; the name and the kind follow it.
 struct Head {
   What what = What::kSends;
   uint32_t name_bytes = 0;
+  uint64_t has_file = 0;  // 1: that of the buffer comes along
   uint64_t number = 0;
   uint64_t buffer = 0;
   int64_t buffer_bytes = 0;
@@ -69,6 +71,11 @@ class Mapped {
  private:
   const size_t bytes_;
   const char* data_;
+};
+
+struct Theirs {
+  std::shared_ptr<const Mapped> mapped;  // null: not yet
+  std::string problem;                   // why not
 };
 
 // What another rank has said that it sends.
@@ -134,7 +141,8 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
         buffers_(std::make_shared<SharedBuffers>(options_.idle_after)),
         sockets_(rank, std::move(sockets)),
         mapped_(static_cast<size_t>(ranks_)),
-        known_(static_cast<size_t>(ranks_)) {}
+        known_(static_cast<size_t>(ranks_)),
+        maps_(static_cast<size_t>(ranks_)) {}
 
   void Begin() {
     thread_ = std::thread([state = shared_from_this()] { state->ReceiveAll(); });
@@ -250,7 +258,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
 
   void SendParts(uint64_t number, Sent sent, Started* started) {
     if (!sent.problem.empty()) {
-      const Head head{What::kCannot, static_cast<uint32_t>(sent.name.size()), number};
+      const Head head{What::kCannot, static_cast<uint32_t>(sent.name.size()), 0, number};
       for (int r = 0; r < ranks_; ++r) {
         if (r != rank_ && !sockets_.is_gone(r)) sockets_.Send(r, ToMessage(head, sent.name, sent.problem));
       }
@@ -263,7 +271,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       if (r == rank_) {
         started->own = {at, bytes};
       } else if (!sockets_.is_gone(r)) {
-        Head head{What::kSends, static_cast<uint32_t>(sent.name.size()), number};
+        Head head{What::kSends, static_cast<uint32_t>(sent.name.size()), 0, number};
         int file = -1;
         if (bytes > 0) {
           head.buffer = sent.buffer->number();
@@ -272,6 +280,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
           head.bytes = bytes;
           unread.by[static_cast<size_t>(r)] = true;
           if (known_[static_cast<size_t>(r)].insert(head.buffer).second) file = sent.buffer->file();
+          head.has_file = file >= 0 ? 1 : 0;
         }
         sockets_.Send(r, ToMessage(head, sent.name, sent.kind), file);
       }
@@ -305,6 +314,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
         head.buffer = buffer->number();
         for (int r = 0; r < ranks_; ++r) {
           if (known_[static_cast<size_t>(r)].erase(head.buffer) > 0) sockets_.Send(r, ToMessage(head));
+          maps_[static_cast<size_t>(r)].erase(head.buffer);
         }
       }
     }
@@ -420,7 +430,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
     afterwards.Run();
   }
 
-  void Received(int rank, const char* bytes, size_t size, int file, bool lost_file) override {
+  void Received(int rank, const char* bytes, size_t size, int file) override {
     Head head;
     std::memcpy(&head, bytes, sizeof head);
     const size_t r = static_cast<size_t>(rank);
@@ -431,7 +441,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
         came.kind.assign(bytes + sizeof head + head.name_bytes, size - sizeof head - head.name_bytes);
         came.number = head.number;
         came.bytes = head.bytes;
-        if (head.bytes > 0) Map(rank, head, file, lost_file, &came);
+        if (head.bytes > 0) Map(rank, head, file, &came);
         const auto it = channels_.try_emplace(name, ranks_).first;
         it->second.came[r].push_back(std::move(came));
         Match(it, afterwards_);
@@ -454,6 +464,10 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       case What::kDropped:
         mapped_[r].erase(head.buffer);
         break;
+      case What::kMaps:
+        maps_[r].insert(head.buffer);
+        CloseWhereAllMap(head.number, head.buffer);
+        break;
       case What::kLacks:
         known_[r].erase(head.buffer);
         break;
@@ -466,6 +480,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
     const size_t r = static_cast<size_t>(rank);
     mapped_[r].clear();
     known_[r].clear();
+    maps_[r].clear();
     for (auto it = unread_.begin(); it != unread_.end();) it = WasRead(it, r);
     for (auto it = channels_.begin(); it != channels_.end();) it = Match(it, afterwards_);
   }
@@ -479,28 +494,37 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
     return unread_.erase(it);
   }
 
-  // Where a part of another rank is in this process.
-  void Map(int rank, const Head& head, int file, bool lost_file, Came* came) {
-    const auto [it, is_new] = mapped_[static_cast<size_t>(rank)].try_emplace(head.buffer);
-    std::shared_ptr<const Mapped>& mapped = it->second;
-    if (mapped == nullptr && file >= 0) {
-      mapped = std::make_shared<Mapped>(file, head.buffer_bytes);
-      if (mapped->data() == nullptr) mapped = nullptr;
+  // A process may have thousands of buffers under way, and of open files often no more than a thousand.
+  void CloseWhereAllMap(uint64_t number, uint64_t buffer) {
+    for (int r = 0; r < ranks_; ++r) {
+      if (r != rank_ && !sockets_.is_gone(r) && maps_[static_cast<size_t>(r)].count(buffer) == 0) return;
     }
-    if (mapped == nullptr) {
-      // The buffer is used again, and by then there may be room. Once for each file: the answer may be on its way.
-      if (is_new || file >= 0 || lost_file) {
-        Head lacks{What::kLacks};
-        lacks.buffer = head.buffer;
-        sockets_.Send(rank, ToMessage(lacks));
+    // They say so before they say that they have read it.
+    if (const auto it = unread_.find(number); it != unread_.end()) it->second.buffer->CloseFile();
+  }
+
+  // Where a part of another rank is in this process.
+  void Map(int rank, const Head& head, int file, Came* came) {
+    Theirs& theirs = mapped_[static_cast<size_t>(rank)][head.buffer];
+    if (theirs.mapped == nullptr && head.has_file != 0) {
+      if (file >= 0) {
+        const auto mapped = std::make_shared<const Mapped>(file, head.buffer_bytes);
+        if (mapped->data() != nullptr) theirs.mapped = mapped;
       }
-      came->problem = "rank " + std::to_string(rank_) +
-                      (lost_file ? " has too many open files (see ulimit -n)" : " has no memory") +
-                      " to map what rank " + std::to_string(rank) + " sends";
+      theirs.problem = file < 0 ? "too many open files (see ulimit -n)" : "no memory";
+      // What it lacks comes again with what is sent next: by then there may be room.
+      Head answer{theirs.mapped == nullptr ? What::kLacks : What::kMaps};
+      answer.number = head.number;
+      answer.buffer = head.buffer;
+      sockets_.Send(rank, ToMessage(answer));
+    }
+    if (theirs.mapped == nullptr) {
+      came->problem = "rank " + std::to_string(rank_) + " has " + theirs.problem + " to map what rank " +
+                      std::to_string(rank) + " sends";
       return;
     }
-    came->mapped = mapped;
-    came->piece = {mapped->data() + head.begin, head.bytes};
+    came->mapped = theirs.mapped;
+    came->piece = {theirs.mapped->data() + head.begin, head.bytes};
   }
 
   // Tells of exchanges that wait for long, or ends them.
@@ -562,8 +586,9 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
   bool ended_ = false;
   bool lost_ = false;
   RankSockets sockets_;
-  std::vector<std::unordered_map<uint64_t, std::shared_ptr<const Mapped>>> mapped_;  // buffers of each rank
-  std::vector<std::unordered_set<uint64_t>> known_;  // buffers of this one that each rank has the file of
+  std::vector<std::unordered_map<uint64_t, Theirs>> mapped_;  // buffers of each rank
+  std::vector<std::unordered_set<uint64_t>> known_;  // buffers of this one whose file was sent to each rank
+  std::vector<std::unordered_set<uint64_t>> maps_;   // and that it has mapped
   Channels channels_;
   AllUnread unread_;
   uint64_t next_number_ = 1;

@@ -298,7 +298,8 @@ class ShardedTable : public Table, public RowsInPlace {
   void WriteColumns(const BatchTime& time, const void* keys, int64_t n, const std::vector<ColumnIn>& in,
                     bool existing_only, ParallelFor& threads, const Prepare& prepare, const Finish& finish);
   bool IsZero(const char* value) const;
-  // The keys of one shard in a training step; their positions are those of their gradients. `offsets` are those of value and slots in a row.
+  // The keys of one shard in a training step; their positions are those of their gradients. `offsets` are those of
+  // value and slots in a row.
   ApplyCounts ApplyGroup(const BatchTime& time, const ShardGroups::Group& group, const char* gradients,
                          const Update& update, const RowUpdater& updater, const std::vector<int64_t>& offsets,
                          Stamp stamp, const InitialValue& init);
