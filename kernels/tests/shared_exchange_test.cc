@@ -260,7 +260,9 @@ void AFileThatIsLostIsSentAgain() {
     CHECK(got.failure.what.find(" to map what rank 0 sends") != std::string::npos);
     CHECK(got.failure.what.find("too many open files (see ulimit -n)") != std::string::npos);
   }
+#ifndef KVTABLE_TEST_FEW_ROUNDS  // a sanitizer looks at what is thrown by way of a file
   CHECK(Throws(ErrorCode::kResourceExhausted, "ulimit -n", [&] { all[0]->Take(200); }));
+#endif
   CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
   Got got;
   for (int i = 0; i < 100; ++i) {  // what it lacks may be on its way
