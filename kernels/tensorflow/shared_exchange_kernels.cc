@@ -212,7 +212,7 @@ class SharedAlltoallOp : public AsyncKernel {
                                           const ExchangeFailure* failure) {
             running->Deregister();
             const absl::Status failed = failure == nullptr ? absl::OkStatus() : StatusOf(*failure);
-            const auto end = [this, ctx, done, row, arrival = std::move(arrival), failed]() mutable {
+            auto end = [this, ctx, done, row, arrival = std::move(arrival), failed]() mutable {
               End(ctx, done, [&]() -> absl::Status {
                 TF_RETURN_IF_ERROR(failed);
                 const absl::Status received = Receive(ctx, arrival, row);
@@ -224,8 +224,7 @@ class SharedAlltoallOp : public AsyncKernel {
             if (ctx->runner() != nullptr) {
               (*ctx->runner())(std::move(end));
             } else {
-              auto here = end;
-              here();
+              end();
             }
           }));
     } catch (...) {

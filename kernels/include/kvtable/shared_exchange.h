@@ -83,7 +83,6 @@ class SharedExchange {
   SharedExchange(const SharedExchange&) = delete;
   SharedExchange& operator=(const SharedExchange&) = delete;
 
-  int rank() const;
   int ranks() const;
   // Whether every rank is there, and nothing under way, on this rank or, as it has heard, another. For tests.
   bool is_idle() const;

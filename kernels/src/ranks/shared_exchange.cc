@@ -66,7 +66,6 @@ class Mapped {
   Mapped& operator=(const Mapped&) = delete;
 
   const char* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
 
  private:
   const size_t bytes_;
@@ -161,7 +160,6 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
     }
   }
 
-  int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
   bool is_idle() const {
@@ -295,13 +293,11 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
 
   void HasRead(const std::vector<Part>& parts) {
     const std::lock_guard<std::mutex> hold(mutex_);
-    for (const Part& part : parts) SendHasRead(part.rank, part.number);
-  }
-
-  void SendHasRead(int rank, uint64_t number) {
-    Head head{What::kHasRead};
-    head.number = number;
-    sockets_.Send(rank, ToMessage(head));
+    for (const Part& part : parts) {
+      Head head{What::kHasRead};
+      head.number = part.number;
+      sockets_.Send(part.rank, ToMessage(head));
+    }
   }
 
   // Frees buffers, which the others may have mapped.
@@ -435,22 +431,15 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
     std::memcpy(&head, bytes, sizeof head);
     const size_t r = static_cast<size_t>(rank);
     switch (head.what) {
-      case What::kSends: {
-        const std::string name(bytes + sizeof head, head.name_bytes);
-        Came came;
-        came.kind.assign(bytes + sizeof head + head.name_bytes, size - sizeof head - head.name_bytes);
-        came.number = head.number;
-        came.bytes = head.bytes;
-        if (head.bytes > 0) Map(rank, head, file, &came);
-        const auto it = channels_.try_emplace(name, ranks_).first;
-        it->second.came[r].push_back(std::move(came));
-        Match(it, afterwards_);
-        break;
-      }
+      case What::kSends:
       case What::kCannot: {
         const std::string name(bytes + sizeof head, head.name_bytes);
         Came came;
-        came.problem.assign(bytes + sizeof head + head.name_bytes, size - sizeof head - head.name_bytes);
+        std::string& said = head.what == What::kSends ? came.kind : came.problem;
+        said.assign(bytes + sizeof head + head.name_bytes, size - sizeof head - head.name_bytes);
+        came.number = head.number;
+        came.bytes = head.bytes;
+        if (head.bytes > 0) Map(rank, head, file, &came);
         const auto it = channels_.try_emplace(name, ranks_).first;
         it->second.came[r].push_back(std::move(came));
         Match(it, afterwards_);
@@ -602,7 +591,6 @@ SharedExchange::SharedExchange(int rank, std::vector<int> sockets, Options optio
 
 SharedExchange::~SharedExchange() { state_->End(); }
 
-int SharedExchange::rank() const { return state_->rank(); }
 int SharedExchange::ranks() const { return state_->ranks(); }
 bool SharedExchange::is_idle() const { return state_->is_idle(); }
 std::shared_ptr<SharedBuffer> SharedExchange::Take(int64_t bytes) { return state_->Take(bytes); }
