@@ -126,13 +126,15 @@ def markdown(result: dict[str, Any]) -> str:
     lines += [
         f"{result['date']}, size `{result['size']}`, {result['rounds']} rounds, `--malloc {result['malloc']}`; "
         f"Linux {on['kernel']}, {on['memory_gib']} GiB, huge pages {on['transparent_hugepages']}, "
-        f"Python {on['python']}; load average before the run {on['load_before']:.2f}.",
+        f"Python {on['python']}; load average before the run {on['load_before']:.2f}"
+        f"{', at real-time priority' if on.get('real_time') else ''}.",
         "",
     ]
     for library, versions in result["versions"].items():
         lines.append(f"- {library}: " + ", ".join(f"{name} {number}" for name, number in versions.items()))
     lines += [f"- left out: {note}" for note in result["left_out"]]
     lines += ["", "Medians over the rounds; a ratio is the median of the ratios within a round. Method: `../NOTES.md`."]
+    lines += _line_transfers(result["cases"])
     lines += _targets(result["cases"], result.get("locks", {}).get("ratios", []))
     for group in dict.fromkeys(case["group"] for case in result["cases"]):
         lines += _group(group, [case for case in result["cases"] if case["group"] == group])
@@ -143,6 +145,27 @@ def markdown(result: dict[str, Any]) -> str:
     if "locks" in result:
         lines += ["", f"## {LOCKS}", "", result["locks"]["page"].rstrip()]
     return "\n".join(lines) + "\n"
+
+
+def _line_transfers(cases: list[dict[str, Any]]) -> list[str]:
+    """How far apart the processors were, and beside which cases they were further than beside the others."""
+    taken = {
+        f"{GROUPS[case['group']][0]}, {case['title']}": case["line_transfer_ns"]
+        for case in cases
+        if "line_transfer_ns" in case
+    }
+    if not taken:
+        return []
+    least = min(min(of_case) for of_case in taken.values())
+    told = f"A cache line took {least:.0f} ns and more from one processor to another"
+    far = [
+        f"{title} ({before:.0f}, {after:.0f})"
+        for title, (before, after) in taken.items()
+        if max(before, after) > 2 * least
+    ]
+    if not far:
+        return ["", f"{told}, and never twice as long."]
+    return ["", f"{told}; more than twice as long before or after: {'; '.join(far)}."]
 
 
 def _targets(cases: list[dict[str, Any]], locks: list[dict[str, Any]]) -> list[str]:

@@ -34,7 +34,7 @@ from cases.case import SIZES, Case, Size
 from command_line import command_line
 from engine import table_engine
 from lock_waits import locks
-from machine import file_name, machine
+from machine import file_name, line_transfer, machine
 from peers import tfra
 from turns import KEEP_MEMORY, WorkerError, Workers, measure, workers
 
@@ -79,12 +79,16 @@ def pythons(with_peers: bool) -> dict[str, Path]:
 
 def run_cases(crew: Workers, wanted: list[Case], size: Size) -> Iterator[dict[str, Any]]:
     """Measures cases of one kind."""
+    before = line_transfer()
     for case in wanted:
         start = time.monotonic()
         sides = measure(crew, case, size)
         # Beside the case itself, so that both meet the same neighbours.
         bandwidth = floor.copy_bandwidth(case.threads, size.copy_mebibytes) if case.floor is not None else None
         result = report.case_result(case, sides, bandwidth)
+        if before is not None:
+            after = line_transfer()
+            result["line_transfer_ns"], before = [before, after], after
         ratios = ", ".join(f"{entry['of']} / {entry['to']} {entry['ratio']:.2f}" for entry in result["ratios"])
         say(f"  {case.group}: {case.title}: {ratios}  ({time.monotonic() - start:.0f} s)")
         yield result

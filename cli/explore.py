@@ -148,7 +148,9 @@ def _explore_here(
     readers = largest_first(checkpoint.select(tables))
     details = [dataclasses.replace(detail, points=0, neighbours=0, hot=20) for detail in page_details(len(readers))]
     with progress_bar("reading") as progress:
-        surveys = survey_tables(readers, details, version_unit=unit, memory=memory, workers=workers, progress=progress)
+        surveys = list(
+            survey_tables(readers, details, version_unit=unit, memory=memory, workers=workers, progress=progress)
+        )
     copied = Explorer(readers, surveys, source, title or title_of(checkpoint)).run()
     if copied:
         print(copied)

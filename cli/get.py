@@ -59,10 +59,11 @@ def run(
     """
     target = forms.target(to)
     condition = condition_of(where)
-    given = bool(keys) or keys_file is not None
-    if not given and condition is None:
+    words = key_words(keys or [])
+    given = bool(words) or keys_file is not None
+    if (not given and condition is None) or (keys and not words):
         raise UsageError("looking up keys: got none, expected some after PATH, or --keys-file, or --where")
-    wanted = keys_from(key_words(keys or []), keys_file, sys.stdin.buffer) if given else np.empty(0, np.int64)
+    wanted = keys_from(words, keys_file, sys.stdin.buffer) if given else np.empty(0, np.int64)
     checkpoint = source.open_for(table or [], path, memory)
     tables = checkpoint.select(table or [])
     if condition is not None:

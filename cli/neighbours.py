@@ -88,7 +88,8 @@ def run(
     """
     if sum([as_json, json_lines, as_csv]) > 1:
         raise UsageError("looking for neighbours: got several of --json, --json-lines and --csv, expected one")
-    if (bool(keys) or keys_file is not None) == (vector is not None):
+    words = key_words(keys or [])
+    if (bool(words) or keys_file is not None) == (vector is not None) or (keys and not words):
         raise UsageError("looking for neighbours: expected either keys, behind PATH or by --keys-file, or --vector")
     if of is not None and vector is not None:
         raise UsageError("looking for neighbours: --of is the table of keys, and --vector has none")
@@ -110,7 +111,7 @@ def run(
         vectors = read_vectors(vector, sys.stdin.buffer)
         sought = [(reader, np.arange(len(vectors)), vectors, False) for reader in _of_width(tables, vectors, table)]
     else:
-        wanted = keys_from(key_words(keys or []), keys_file, sys.stdin.buffer)
+        wanted = keys_from(words, keys_file, sys.stdin.buffer)
         missing = np.ones(len(wanted), np.bool_)
         others = None if of is None else checkpoint.table(of)
         for reader in tables if others is None else [others]:

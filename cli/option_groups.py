@@ -29,7 +29,8 @@ def with_single_options(command: Callable[..., None]) -> Callable[..., None]:
     >>> single(name="p", x=1, y=2, loud=True)
     p Point(x=1, y=2) True
     """
-    hints = typing.get_type_hints(command, include_extras=True)
+    # Not typing.get_type_hints: Python 3.10 wraps the hint of what is None by default, and Typer sees no option there.
+    hints = inspect.get_annotations(command, eval_str=True)
     groups: dict[str, type[Any]] = {}
     single: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():

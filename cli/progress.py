@@ -70,10 +70,13 @@ class Heartbeat:
         self._doing, self._unit, self._out, self._clock = doing, unit, out, clock
         self._began = clock()
         self._at: tuple[str, int, int] | None = None
+        self._through: set[str] = set()
 
     def update(self, table: str, done: int, total: int) -> None:
         """Note how far the work is."""
         self._at = (table, done, total)
+        if done >= total:
+            self._through.add(table)
 
     def beat(self) -> None:
         """Write a line."""
@@ -87,7 +90,9 @@ class Heartbeat:
             else:
                 share = f" ({100 * done // total}%)" if total else ""
                 far = f"{done:,} of {total:,} {self._unit}{share}"
-            line = f"{f'{self._doing} {shown(table)}'.strip()}: {far}, {seconds}"
+            others = len(self._through - {table})
+            before = f", after {others:,} other{'s' if others > 1 else ''}" if others else ""
+            line = f"{f'{self._doing} {shown(table)}'.strip()}: {far}{before}, {seconds}"
         with contextlib.suppress(OSError, ValueError):  # a log that is gone, or closed, stops no work
             print(f"kvtools: {line}", file=self._out, flush=True)
 

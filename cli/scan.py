@@ -10,7 +10,7 @@ from kvtools.cli.options import DEFAULT_MEMORY, Memory, Source, SourcePath, Tabl
 from kvtools.cli.row_output import RowForms, tables_for
 from kvtools.cli.scan_rows import print_scan
 from kvtools.errors import UsageError
-from kvtools.key_file import check_range
+from kvtools.key_file import check_range, is_integer
 from kvtools.row_filter import condition_of
 from kvtools.scan import KeyRange, order_named
 
@@ -70,7 +70,6 @@ def _key(option: str, text: str | None) -> int | None:
     if text is None:
         return None
     check_range(text, f"reading a range of keys: got {option} {text[:40]}")
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"reading a range of keys: got {option} {text[:40]!r}, expected a whole number") from None
+    if not is_integer(text):
+        raise UsageError(f"reading a range of keys: got {option} {text[:40]!r}, expected a whole number")
+    return int(text)

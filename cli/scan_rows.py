@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import typer
 
 from kvtools.cli.options import bytes_of
 from kvtools.cli.progress import progress_bar
@@ -71,7 +70,8 @@ def print_scan(
         with progress_bar("reading") as progress:
             print_rows(rows(), forms, choice, tables[0] if tables else None, **more)
     if not count:
-        raise typer.Exit(CheckFailedError.exit_code)
+        which = "with a key in the range" if keys != KeyRange() else "in the tables"
+        raise CheckFailedError(f"reading rows: there is none {which}{'' if where is None else ' that meets --where'}")
 
 
 def _joined(found: Iterator[np.ndarray], rows: int, memory: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from kvtools.cli.shared_options import shared
 from kvtools.dialects.detect import dialect_named
 from kvtools.errors import UsageError
 from kvtools.server.settings import Settings
-from kvtools.server.sources import ModelSource
+from kvtools.server.sources import MODEL_NAME, ModelSource
 from kvtools.server.version_policy import VersionPolicy
 
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
@@ -228,6 +228,8 @@ def run(
         from kvtools.dialects.redis_server import place_of
 
         place_of(backend)  # what is no URL of a Redis is told at once
+    if not MODEL_NAME.fullmatch(model_name):
+        raise UsageError(f"serving: got --model-name '{model_name}', expected letters, digits and any of _ . -")
     chains = _chains(follow or [], model_name)
     if not paths and not chains:
         if backend is None:

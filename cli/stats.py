@@ -35,7 +35,7 @@ from kvtools.dialects.schema import TableSchema, VersionUnit
 from kvtools.errors import BadInputError
 from kvtools.field_names import field_name
 from kvtools.histogram import BINS_PER_DECADE, VersionHistogram
-from kvtools.stats import ColumnStats, TableStats, describe_stats, table_stats
+from kvtools.stats import ColumnStats, TableStats, describe_stats, each_table_stats
 
 _BARS = 16
 _RULE_WIDTH = 45  # of a rule's threshold, rows, share and bytes, with large numbers
@@ -73,12 +73,17 @@ def run(
     check_readable(checkpoint, table or [])
     tables = sorted_tables(checkpoint.select(table or []), sort)
     heading = _heading(path, checkpoint)
+    blocks = shows_blocks() and not ascii_only
     with progress_bar("reading") as progress:
-        stats = table_stats(tables, memory=bytes_of(memory), workers=workers, engine=where, progress=progress)
+        found = each_table_stats(tables, memory=bytes_of(memory), workers=workers, engine=where, progress=progress)
+        # Text alone is kept of each table: statistics of thousands of them would fill the memory.
+        texts = [
+            _json_text(reader.schema, stats) if as_json else _table_text(reader.schema, stats, blocks)
+            for reader, stats in found
+        ]
     if as_json:
-        found = [describe_stats(reader.schema, stats[reader.schema.name]) for reader in tables]
-        described = [{field_name(name): value for name, value in table.items()} for table in found]
-        print(dumps({"path": str(checkpoint.path), "dialect": checkpoint.dialect, "tables": described}))
+        about = dumps({"path": str(checkpoint.path), "dialect": checkpoint.dialect})
+        print(f'{about[:-1]}, "tables": [{", ".join(texts)}]}}')
     else:
         print(heading)
         together = total(len(tables), sum(one.rows for one in tables), sum(one.schema.bytes for one in tables))
@@ -86,10 +91,8 @@ def run(
             print(together)
         if not tables and not checkpoint.broken:
             print("no key-value tables")
-        blocks = shows_blocks() and not ascii_only
-        for reader in tables:
-            print()
-            _print_table(reader.schema, stats[reader.schema.name], blocks)
+        for text in texts:
+            print(f"\n{text}")
     check_readable(checkpoint, table or [], any_table=True)
 
 
@@ -105,52 +108,59 @@ def _heading(path: str, checkpoint: Checkpoint) -> str:
     return f"{path} (chain, members {first} to {last.number})"
 
 
-def _print_table(schema: TableSchema, stats: TableStats, blocks: bool) -> None:
+def _json_text(schema: TableSchema, stats: TableStats) -> str:
+    return dumps({field_name(name): value for name, value in describe_stats(schema, stats).items()})
+
+
+def _table_text(schema: TableSchema, stats: TableStats, blocks: bool) -> str:
+    lines: list[str] = []
+    add = lines.append
     found = describe_stats(schema, stats)
     rows, values = stats.rows, stats.values
     about = (
         f"{shown(schema.name)}: {rows:,} rows of {schema.dim} {schema.value_dtype}, {size(schema.bytes)},"
         f" {found['row_bytes']} B a row"
     )
-    print(prose(about))
+    add(prose(about))
     if not rows:
-        return
+        return "\n".join(lines)
     if values.elements:
         of_values = f"mean {values.mean:.6g}, std {values.std:.6g}"
-        print(prose(f"values from {values.smallest:.6g} to {values.largest:.6g}, {of_values}"))
-    print()
-    print(_counts(stats))
+        add(prose(f"values from {values.smallest:.6g} to {values.largest:.6g}, {of_values}"))
+    add("")
+    add(_counts(stats))
     if stats.values.l2.rows:
-        print("\nEuclidean norm of the values")
-        print(bar_chart(_norm_bars(stats.values), blocks=blocks))
+        add("\nEuclidean norm of the values")
+        add(bar_chart(_norm_bars(stats.values), blocks=blocks))
     if stats.freqs is not None:
         freqs = found["freqs"]
-        print("\nfrequency")
+        add("\nfrequency")
         bars = [("0" if low == 0 else _range(low, high - 1), n) for low, high, n in stats.freqs.bars()]
-        print(bar_chart(bars, blocks=blocks))
+        add(bar_chart(bars, blocks=blocks))
         if freqs["top_1_percent_share"] is not None:
             zipf = "" if freqs["zipf_exponent"] is None else f"; Zipf exponent {freqs['zipf_exponent']:.2f}"
             top = (
                 f"  the top 1% of the keys have {_share(freqs['top_1_percent_share'])} of all frequency,"
                 f" the top 10% have {_share(freqs['top_10_percent_share'])}{zipf}"
             )
-            print(prose(top))
+            add(prose(top))
     if stats.versions is not None:
-        _print_versions(stats.versions, blocks)
-    print("\nwhat `kvtools clip` would cut")
-    print(_savings(found["clip"], rows))
+        lines += _version_lines(stats.versions, blocks)
+    add("\nwhat `kvtools clip` would cut")
+    add(_savings(found["clip"], rows))
     if schema.parts > 1:
         skew = found["parts"]
         even = (
             f"{schema.parts} parts, the largest {skew['max_over_mean']:.3f} times the mean,"
             f" coefficient of variation {skew['coefficient_of_variation']:.3f}"
         )
-        print("\n" + prose(even))
+        add("\n" + prose(even))
         if schema.parts <= _BARS:
-            print(bar_chart([(f"part {i}", n) for i, n in enumerate(schema.part_rows)], blocks=blocks))
+            add(bar_chart([(f"part {i}", n) for i, n in enumerate(schema.part_rows)], blocks=blocks))
     if schema.slots:
-        print("\nEuclidean norm of the slots")
-        print(_slots(found["slots"]))
+        add("\nEuclidean norm of the slots")
+        add(_slots(found["slots"]))
+    return "\n".join(lines)
 
 
 def _counts(stats: TableStats) -> str:
@@ -191,14 +201,16 @@ def _share(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def _print_versions(versions: VersionHistogram, blocks: bool) -> None:
+def _version_lines(versions: VersionHistogram, blocks: bool) -> list[str]:
+    lines: list[str] = []
+    add = lines.append
     unit = {"seconds": "time of the last update", "days": "day of the last update", "steps": "step of the last update"}
-    print(f"\n{unit.get(versions.unit, 'version')}")
+    add(f"\n{unit.get(versions.unit, 'version')}")
     width = versions.readable_width(_BARS)
     bars = [(version_range(low, high, versions.unit), rows) for low, high, rows in versions.bars(width)]
     if versions.unset:
         bars.insert(0, ("never set", versions.unset))
-    print(bar_chart(bars, blocks=blocks))
+    add(bar_chart(bars, blocks=blocks))
     median, most = versions.age_of(0.5), versions.age_of(0.9)
     if versions.newest is not None and median is not None and most is not None:
         newest = version_range(versions.newest, versions.newest + 1, versions.unit)
@@ -206,7 +218,8 @@ def _print_versions(versions: VersionHistogram, blocks: bool) -> None:
             f"  the newest is {newest}; half of the rows are at most {_age(median, versions.unit)} older,"
             f" 90% at most {_age(most, versions.unit)}"
         )
-        print(prose(ages))
+        add(prose(ages))
+    return lines
 
 
 def _age(age: int, unit: VersionUnit) -> str:

@@ -99,7 +99,8 @@ def run(
             found = _in_order(found, tables, [of for of, _ in first])
         print_rows(found, forms, choice, tables[0] if tables else None, by=by)
     if not any(len(top.rows) for top in tops):
-        raise typer.Exit(CheckFailedError.exit_code)
+        meets = "" if condition is None else " that meets --where"
+        raise CheckFailedError(f"ranking rows: there is none to show in the tables{meets}")
 
 
 def _reason(by: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.interface import Checkpoint
-from kvtools.errors import BadInputError, CheckFailedError, MissingDependencyError, one_line
+from kvtools.errors import BadInputError, CheckFailedError, MissingDependencyError
 from kvtools.meta_file import TrainedGraph
 from kvtools.model_requests import (
     InputSpec,
@@ -32,6 +32,7 @@ from kvtools.stock_model.graph_def import tensor_name
 from kvtools.stock_model.meta_graph import MetaGraph
 from kvtools.stock_model.table import StockTable
 from kvtools.stock_model.training_graph import only_what_runs
+from kvtools.tensorflow_error import reason
 
 Answer = Callable[[Request], Mapping[str, Array]]
 Asked = list[tuple[str, Request]]
@@ -233,7 +234,7 @@ def _check(
             way = at
             break
         except Exception as error:
-            refusal = one_line(str(error))[:300]
+            refusal = reason(error)[:300]
     done, outputs, values, differing, largest = 0, 0, 0, 0, 0.0
     different: dict[str, str] = {}
     drawn = (list(requests(inputs, ids))[way] for _ in range(count if way >= 0 else 0))
@@ -241,7 +242,7 @@ def _check(
         try:
             expected = ours(request)
         except Exception as error:
-            refusal = one_line(str(error))[:300]
+            refusal = reason(error)[:300]
             continue
         got = theirs(request)
         compared.append(request)
@@ -290,7 +291,7 @@ def _run_objects(folder: Path) -> Callable[[str], Answer]:
     try:
         loaded = tf.saved_model.load(str(folder))
     except (tf.errors.OpError, ValueError, OSError, RuntimeError, TypeError) as error:
-        raise BadInputError(f"checking '{folder}': TensorFlow cannot load it: {one_line(str(error))[:300]}") from error
+        raise BadInputError(f"checking '{folder}': TensorFlow cannot load it: {reason(error)[:300]}") from error
 
     def signature(name: str) -> Answer:
         function = loaded.signatures[name]
@@ -323,7 +324,7 @@ def _session_of(folder: Path) -> tuple[Any, Callable[[str], Answer]]:
             # Without the machines of a cluster that trained it.
             tf.compat.v1.saved_model.load(session, list(meta.tags), str(folder), clear_devices=True)
     except (tf.errors.OpError, ValueError, OSError, KeyError) as error:
-        raise BadInputError(f"checking '{folder}': TensorFlow cannot load it: {one_line(str(error))[:300]}") from error
+        raise BadInputError(f"checking '{folder}': TensorFlow cannot load it: {reason(error)[:300]}") from error
     finally:
         said.setLevel(level)
 
@@ -369,7 +370,7 @@ def _run_training(prefix: Path, trained: TrainedGraph) -> Callable[[str], Answer
             fixed = {tensor_name(tensor): value for tensor, value in trained.values.items()}
             fixed = {tensor: _parsed(value, graph.get_tensor_by_name(tensor).dtype) for tensor, value in fixed.items()}
     except (tf.errors.OpError, ValueError, OSError, KeyError, RuntimeError) as error:
-        told = one_line(str(error))[:300]
+        told = reason(error)[:300]
         raise BadInputError(f"checking '{trained.file}': TensorFlow cannot restore it: {told}") from error
 
     def signature(name: str) -> Answer:

@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any, Literal, TypeVar
 from kvtools.errors import BadInputError, MissingDependencyError, UsageError
 
 Engine = Literal["local", "ray"]
+_AHEAD = 256
+"""How many tasks may have begun before the first of their results is taken: there may be more than fit in memory."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -34,6 +37,8 @@ def run_all(
     stop: threading.Event | None = None,
 ) -> Iterator[R]:
     """Yield `function(task)` for each task, in their order, working on several at once.
+
+    Work goes on while a result is looked at, some hundreds of tasks ahead and no more: their results are held.
 
     Args:
         function: a function of a module; with Ray, it and the tasks are pickled.
@@ -64,7 +69,13 @@ def run_all(
         return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="kvtools")
     try:
-        yield from pool.map(function, tasks)
+        waiting = iter(tasks)
+        begun = deque(pool.submit(function, task) for task in itertools.islice(waiting, max(_AHEAD, 2 * workers)))
+        while begun:
+            result = begun.popleft().result()
+            begun.extend(pool.submit(function, task) for task in itertools.islice(waiting, 1))
+            yield result
+            del result
     finally:
         if stop is not None:
             stop.set()

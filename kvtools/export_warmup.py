@@ -12,9 +12,9 @@ from kvtools.check_model import answers_of
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.savedmodel import MANIFEST
-from kvtools.errors import one_line
 from kvtools.model_requests import IdSource, KnownIds, Request, sampled_keys, serving_graph, signature_inputs
 from kvtools.remote.stored import read_bytes
+from kvtools.tensorflow_error import reason
 from kvtools.warmup import WARMUP_FILE, Refusal, RequestFile, check_count, random_requests, write_requests
 
 
@@ -100,7 +100,7 @@ def _refusal(folder: Path) -> Refusal:
         try:
             answers(signature)(request)
         except Exception as error:  # of whatever operation
-            return one_line(str(error))[:300]
+            return reason(error)[:300]
         return ""
 
     return refusal

@@ -24,7 +24,7 @@ from kvtools.chain import ChainError
 from kvtools.chain_reader import open_member
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.interface import TableReader
-from kvtools.dialects.redis_layout import TableKeys, as_fields, as_rows, bucket_of, read_meta
+from kvtools.dialects.redis_layout import TableKeys, as_fields, as_rows, bucket_of, read_meta, rows_lost
 from kvtools.dialects.redis_server import WRITE, batches, connect, place_of, redis_errors, run
 from kvtools.dialects.schema import DEFAULT_ROW, TableSchema, numpy_dtype
 from kvtools.dialects.table_record import json_object, table_schema
@@ -112,6 +112,10 @@ class RedisFollower:
         step = self.walk.next()
         if step is None:
             return None
+        if step.member.kind != "full" and self._do([("GET", self._meta_key)]) == [None]:
+            # Redis began again without its data: as at the start, where nothing is there.
+            self.walk = replace(self.walk, position=None, trouble="", behind=None, gone="")
+            return self.step()
         try:
             if step.member.kind == "full":
                 tables: list[TableReader] = [_ValuesOnly(table) for table in open_member(step.member).tables.values()]
@@ -136,7 +140,8 @@ class RedisFollower:
         state = None if said is None else json_object(said, self._doing)
         if meta is None or (state is not None and state.get("sequence") is None):
             return  # nothing is there, or a full that was not written to its end
-        generation = read_meta(meta, self._doing)["generation"]
+        described = read_meta(meta, self._doing)
+        generation = described["generation"]
         if state is None or state.get("generation") != generation:
             raise OutputError(
                 f"{self._doing}: there are tables that no chain was followed with; name another prefix, as in"
@@ -147,6 +152,10 @@ class RedisFollower:
         )
         if self._cluster:
             self._count_again(meta)
+            return
+        for record in described["tables"]:
+            schema = table_schema(json.dumps(record), "redis", self._doing)
+            self._expect_whole(schema, TableKeys(record["key"], record["buckets"]))
 
     def _write_full(self, step: Step, tables: list[TableReader]) -> Applied:
         self._do([("SET", self._key, json.dumps({"sequence": None}))])
@@ -177,7 +186,6 @@ class RedisFollower:
             else:
                 pipeline.watch(self._meta_key, self._key)
                 meta, said = pipeline.get(self._meta_key), pipeline.get(self._key)
-                pipeline.multi()
             state = json_object(said or b"{}", self._doing)
             described = read_meta(meta or b"{}", self._doing) if meta is not None else {}
             if state.get("sequence") != self.walk.position.sequence or state.get("generation") != described.get(
@@ -187,7 +195,11 @@ class RedisFollower:
                     f"{self._doing}: something else has written there meanwhile: another `kvtools follow`, or"
                     " `kvtools migrate`; end it, or name another prefix"
                 )
-            for command in self._commands(increment, described):
+            watch = (lambda names: None) if self._cluster else (lambda names: pipeline.watch(*names))
+            commands = list(self._commands(increment, described, watch))
+            if not self._cluster:
+                pipeline.multi()
+            for command in commands:
                 pipeline.execute_command(*command)
             pipeline.execute_command("SET", self._meta_key, json.dumps(described))
             pipeline.execute_command("SET", self._key, self._state(position, described["generation"]))
@@ -203,8 +215,13 @@ class RedisFollower:
         removed = sum(len(changes.removed) for changes in increment.tables.values())
         return Applied(increment.member.prefix.name, rows, removed, position.time)
 
-    def _commands(self, increment: Increment, described: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-        """Yield what writes an increment, and note in `described` how many rows there are then."""
+    def _commands(
+        self, increment: Increment, described: dict[str, Any], watch: Callable[[list[str]], Any]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield what writes an increment, and note in `described` how many rows there are then.
+
+        `watch` is given the buckets before they are looked at.
+        """
         records = {record["name"]: record for record in described["tables"]}
         for name, changes in increment.tables.items():
             if name not in records:
@@ -219,6 +236,12 @@ class RedisFollower:
             width = numpy_dtype(schema.key_dtype).itemsize
             written = list(_by_bucket(changes.rows.keys, rows, where.buckets))
             gone = list(_by_bucket(changes.removed, as_rows(changes.removed), where.buckets))
+            touched = sorted({where.values(bucket) for bucket, _ in (*written, *gone)})
+            if touched:
+                watch(touched)
+                # A bucket that Redis has evicted would be there again, with the rows of this increment only.
+                if not all(self._do([("EXISTS", name) for name in touched])):
+                    self._expect_whole(schema, where)
             there = self._there(where, [(b, some[:, :width]) for b, some in written], width)
             went = self._there(where, gone, width)
             record["part_rows"] = [schema.rows + len(rows) - there - went]
@@ -235,15 +258,16 @@ class RedisFollower:
             found += sum(self._do([("EVALSHA", _COUNT, 1, where.values(b), keys.tobytes(), width) for b, keys in some]))
         return found
 
+    def _expect_whole(self, schema: TableSchema, where: TableKeys) -> None:
+        """Raise `OutputError` unless Redis has all rows of a table."""
+        if (held := sum(self._do(where.lengths()))) != schema.rows:
+            raise OutputError(f"{self._doing}: {rows_lost(schema.name, held, schema.rows)}, by --force")
+
     def _count_again(self, meta: bytes) -> None:
         """Count the rows: those of an increment that was cut short are there, and were not counted."""
         described = read_meta(meta, self._doing)
         for record in described["tables"]:
-            where = TableKeys(record["key"], record["buckets"])
-            held = 0
-            for batch in batches(where.buckets):
-                held += sum(self._do([("HLEN", where.values(b)) for b in batch]))
-            record["part_rows"] = [held]
+            record["part_rows"] = [sum(self._do(TableKeys(record["key"], record["buckets"]).lengths()))]
         self._do([("SET", self._meta_key, json.dumps(described))])
 
     def _do(self, commands: list[tuple[Any, ...]]) -> list[Any]:

@@ -303,16 +303,36 @@ class FrequencyHistogram:
             return None
         ranks = np.unique(np.geomspace(1, seen, 100).astype(np.int64))
         x, y = np.log(ranks), np.log(self.frequency_of_rank(ranks))
-        ends = np.unique(np.linspace(0, len(ranks) - 1, min(len(ranks), 34)).astype(np.int64)).tolist()
-        windows = [(first, last) for first in ends for last in ends if x[last] - x[first] >= _ZIPF_LEAST * x[-1]]
-        for first, last in sorted(windows, key=lambda window: (x[window[0]] - x[window[1]], window)):
+        ends = np.unique(np.linspace(0, len(ranks) - 1, min(len(ranks), 34)).astype(np.int64))
+        firsts, lasts = np.repeat(ends, len(ends)), np.tile(ends, len(ends))
+        wide = (x[lasts] - x[firsts] >= _ZIPF_LEAST * x[-1]) & (lasts - firsts >= 4)
+        firsts, lasts = firsts[wide], lasts[wide]
+        order = np.lexsort((lasts, firsts, x[firsts] - x[lasts]))
+        firsts, lasts = firsts[order], lasts[order]
+        slopes, levels = _lines(x, y, firsts, lasts)
+        for first, last, slope, level in zip(firsts, lasts, slopes, levels, strict=True):
             inside = slice(first, last + 1)
-            if last - first < 4:
-                continue
-            slope, level = np.polyfit(x[inside], y[inside], 1)
             if np.abs(level + slope * x[inside] - y[inside]).max() <= _ZIPF_OFF:
                 return ZipfFit(max(0.0, -float(slope)), math.exp(level), int(ranks[first]), int(ranks[last]))
         return None
+
+
+def _lines(x: Array, y: Array, firsts: Array, lasts: Array) -> tuple[Array, Array]:
+    """Return slopes and levels [n] of the lines of least squares through the points `firsts` to `lasts` [n].
+
+    >>> x = np.arange(4.0)
+    >>> _lines(x, 2 * x + 1, np.array([0, 1]), np.array([3, 3]))
+    (array([2., 2.]), array([1., 1.]))
+    """
+    points = lasts - firsts + 1
+
+    def sums(of: Array) -> Array:
+        until = np.concatenate([[0.0], np.cumsum(of)])
+        return np.asarray(until[lasts + 1] - until[firsts])
+
+    sum_x, sum_y = sums(x), sums(y)
+    slopes = (points * sums(x * y) - sum_x * sum_y) / (points * sums(x * x) - sum_x * sum_x)
+    return slopes, (sum_y - slopes * sum_x) / points
 
 
 @dataclass(frozen=True)

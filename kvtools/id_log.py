@@ -21,6 +21,7 @@ import numpy as np
 from kvtools.dialects.arrow_columns import import_pyarrow
 from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError, KvtoolsError, UsageError
+from kvtools.file_kind import file_kind
 from kvtools.remote.stored import keep_below
 from kvtools.table_names import near
 
@@ -186,6 +187,8 @@ def open_log(path: str, *, time_column: str | None = None, key_dtypes: Mapping[s
         if not files:
             raise BadInputError(f"{doing}: the folder has no file *.parquet")
         return _ParquetLog.open(path, files, time_column)
+    if (kind := file_kind(place)) is not None:
+        raise BadInputError(f"{doing}: it is {kind}, expected a file, as it is read several times")
     with place.open("rb") as file:
         magic = file.read(6)
     if magic == b"\x93NUMPY":

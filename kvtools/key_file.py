@@ -24,6 +24,7 @@ _ZIP = b"PK\x03\x04"
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _COMMENT = re.compile(rb"#[^\r\n]*")
+_INTEGER = re.compile(rb"[+-]?[0-9]+")
 _NAME = re.compile(r"[^\W\d][^,;\t]*")
 _KEY_COLUMNS = ("key", "keys")
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
@@ -45,17 +46,29 @@ def keys_of_words(words: Sequence[str | bytes], source: str) -> Array:
     longest = max(words, key=len, default="")
     if len(longest) > _LONGEST_KEY:
         raise BadInputError(f"reading keys from {source}: got {longest[:40]!r}..., expected 64-bit integers")
-    array = np.array(words, "S") if len(words) else np.empty(0, np.int64)
+    plain = [_bytes(word) for word in words]
+    array = np.array(plain, "S") if plain else np.empty(0, np.int64)
+    if (array.view(np.uint8) == ord("_")).any():  # 1_000 is a number of Python's, and nobody's key
+        raise _no_integers(plain, source)
     for dtype in (np.int64, np.uint64):
+        if dtype is np.uint64 and (array.view(np.uint8) == ord("-")).any():
+            break  # NumPy 1 makes 2**64 - 1 of -1
         try:
             return array.astype(dtype)
         except OverflowError:
             continue
         except ValueError:
-            wrong = next(word for word in words if not _is_integer(word))
-            shown = wrong.decode("utf-8", "replace") if isinstance(wrong, bytes) else wrong
-            raise BadInputError(f"reading keys from {source}: got {shown!r}, expected integers") from None
-    return np.array([int(word) for word in words], object)
+            raise _no_integers(plain, source) from None
+    return np.array([int(word) for word in plain], object)
+
+
+def _bytes(word: str | bytes) -> bytes:
+    return word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word
+
+
+def _no_integers(words: Sequence[bytes], source: str) -> BadInputError:
+    wrong = next(word for word in words if not is_integer(word)).decode("utf-8", "replace")
+    return BadInputError(f"reading keys from {source}: got {wrong!r}, expected integers")
 
 
 def keys_from(words: Sequence[str], file: str | None, stdin: BinaryIO | None = None) -> Array:
@@ -201,7 +214,7 @@ def _parse_column(text: bytes, header: _Header, line: int, source: str) -> Array
         except BadInputError:
             pass
     for number, (word, one) in enumerate(zip(words, lines, strict=True), line):
-        if one.strip() and not (word and _is_integer(word) and _SMALLEST <= int(word) <= _LARGEST):
+        if one.strip() and not (word and is_integer(word) and _SMALLEST <= int(word) <= _LARGEST):
             raise BadInputError(
                 f"reading keys from {source}: line {number} is {one.strip()[:40]!r}, expected a 64-bit integer in"
                 f" column {header.key + 1}"
@@ -225,7 +238,7 @@ def _parse(text: bytes, line: int, source: str) -> Array:
         pass
     for number, words_of_line in enumerate(text.split(b"\n"), line):
         for word in words_of_line.split():
-            if not _is_integer(word) or not _SMALLEST <= int(word) <= _LARGEST:
+            if not is_integer(word) or not _SMALLEST <= int(word) <= _LARGEST:
                 raise BadInputError(
                     f"reading keys from {source}: line {number} is {words_of_line[:40].decode(errors='replace')!r},"
                     " expected 64-bit integers"
@@ -233,12 +246,9 @@ def _parse(text: bytes, line: int, source: str) -> Array:
     raise AssertionError("no word is wrong")
 
 
-def _is_integer(word: str | bytes) -> bool:
-    try:
-        int(word)
-    except ValueError:
-        return False
-    return len(word) <= _LONGEST_KEY
+def is_integer(word: str | bytes) -> bool:
+    """Tell whether a word is a whole number in ASCII: not `1_000`, which Python takes for one."""
+    return len(word) <= _LONGEST_KEY and _INTEGER.fullmatch(_bytes(word)) is not None
 
 
 def _read_npy(data: bytes, source: str) -> Array:

@@ -292,10 +292,10 @@ class _Written:
         if name is None:
             there = checkpoint.broken.get(schema.name)
             reason = f"it cannot be read back: {there}" if there else "it would read it back under another name"
-            undone = "delete it there," if dialect.output_kind(self._output) == "url" else "nothing was written,"
+            undone = "delete it there" if dialect.output_kind(self._output) == "url" else "nothing was written"
+            advice = "write another dialect" if there else "rename it first, see `kvtools rename`"
             raise BadInputError(
-                f"writing table '{schema.name}' of '{self._output}' as {dialect.name}: {reason}; {undone} rename it"
-                " first, see `kvtools rename`"
+                f"writing table '{schema.name}' of '{self._output}' as {dialect.name}: {reason}; {undone}, {advice}"
             )
         return checkpoint.tables[name], name
 

@@ -15,7 +15,6 @@ import importlib
 import os
 import re
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvtools.errors import OutputError, ScratchError, UsageError
+from kvtools.file_kind import file_kind
 from kvtools.remote.unfinished import UNFINISHED
 
 _AT_FDCWD = -100
@@ -192,21 +192,9 @@ def bundle_files(target: Path) -> list[Path]:
     return [*_files_of(target), *([graph] if graph.exists() else [])]
 
 
-_SPECIAL = {
-    stat.S_IFBLK: "a device",
-    stat.S_IFCHR: "a device",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-}
-
-
 def _refuse_special(target: Path, file: Path) -> None:
     """Raise `OutputError` where `file` is, or is a link to, what is no file: renaming over it would end it."""
-    try:
-        kind = _SPECIAL.get(stat.S_IFMT(file.stat().st_mode))
-    except OSError:
-        return  # a link to nowhere
+    kind = file_kind(file)
     if kind is not None:
         raise OutputError(f"writing '{target}': '{file}' is {kind}, expected a new file; name another place")
 

@@ -253,10 +253,10 @@ def _pieces(
         ]
 
     def wanted(chunk: Chunk) -> Array:
-        if by.keys is not None or by.where is not None:
-            first = by.where.mask(chunk) if by.where is not None else by.keys.contains(chunk.keys) if by.keys else None
-            assert first is not None
-            return first
+        if by.where is not None:
+            return by.where.mask(chunk)
+        if by.keys is not None:
+            return by.keys.contains(chunk.keys)
         return np.asarray(owners(chunk.keys, by.number, "floor_mod") == number)
 
     if by.kind in ("keys", "where") and number:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -37,6 +38,8 @@ NORM_THRESHOLDS = tuple(float(f"1e{decade}") for decade in range(-8, 1))
 """The thresholds of which `clip_savings` tells what they would cut; each is an edge of the norms' bins."""
 
 _KEY_ROWS = 1 << 18
+_RUN_ROWS = 1 << 15
+"""Of parts with fewer rows several are one shard of work."""
 _COUNTS = (
     "rows",
     "zero_rows",
@@ -298,10 +301,10 @@ class TableStats:
 
 @dataclass(frozen=True)
 class StatsTask:
-    """One shard of work: a part of a table to count, or (`part` None) the whole table's keys to compare."""
+    """One shard of work: parts of a table to count, or (`parts` None) the whole table's keys to compare."""
 
     reader: TableReader
-    part: int | None
+    parts: range | None
     memory: int
     threads: int = 1
     fine: bool = False
@@ -311,7 +314,7 @@ def count_shard(task: StatsTask, progress: Progress | None = None) -> TableStats
     """Do a shard of work; return what it found of its table."""
     table = task.reader
     stats = TableStats.empty(table.schema, fine=task.fine)
-    if task.part is None:
+    if task.parts is None:
         # The keys' checksums are checked where the parts are counted.
         keys = (chunk.keys for chunk in table.chunks(KEYS, rows=_KEY_ROWS, verify=False))
         stats.repeated_keys = count_repeated(keys, table.rows, memory=task.memory)
@@ -322,7 +325,8 @@ def count_shard(task: StatsTask, progress: Progress | None = None) -> TableStats
     rows = _CHUNKS * table.chunk_rows(ALL_COLUMNS)
     pool = ThreadPoolExecutor(task.threads, thread_name_prefix="kvtools-stats") if task.threads > 1 else None
     with pool or contextlib.nullcontext():
-        for number, chunk in enumerate(table.chunks(ALL_COLUMNS, rows=rows, part=task.part)):
+        chunks = (chunk for part in task.parts for chunk in table.chunks(ALL_COLUMNS, rows=rows, part=part))
+        for number, chunk in enumerate(chunks):
             turn = number % task.threads
             before = at_work[turn]
             if before is not None:
@@ -349,7 +353,31 @@ def table_stats(
     engine: Engine = "local",
     progress: Progress | None = None,
 ) -> dict[str, TableStats]:
-    """Return the statistics of each of `tables`, by name; reads every byte of them once, and the keys twice.
+    """Return the statistics of each of `tables`, by name; see `each_table_stats`.
+
+    Example:
+        ```python
+        checkpoint = kvtools.open("model.ckpt-100")
+        stats = table_stats(checkpoint.select([]))["user_emb"]
+        print(stats.values.zero_rows, stats.values.l2.below(1e-6))
+        ```
+    """
+    found = each_table_stats(tables, fine=fine, memory=memory, workers=workers, engine=engine, progress=progress)
+    return {table.schema.name: stats for table, stats in found}
+
+
+def each_table_stats(
+    tables: Sequence[TableReader],
+    *,
+    fine: bool = False,
+    memory: int = DEFAULT_MEMORY,
+    workers: int | None = None,
+    engine: Engine = "local",
+    progress: Progress | None = None,
+) -> Iterator[tuple[TableReader, TableStats]]:
+    """Yield each of `tables` with its statistics; reads every byte of them once, and the keys twice.
+
+    The statistics of a table take some 200 KB: whoever has thousands of them keeps what they say, and not them.
 
     Args:
         tables: any readers, with different names.
@@ -361,22 +389,16 @@ def table_stats(
 
     Raises:
         CorruptFileError: the data is damaged.
-
-    Example:
-        ```python
-        checkpoint = kvtools.open("model.ckpt-100")
-        stats = table_stats(checkpoint.select([]))["user_emb"]
-        print(stats.values.zero_rows, stats.values.l2.below(1e-6))
-        ```
     """
     processors = workers or default_workers()
     at_once = max(1, min(processors, len(tables)))
     parts = sum(table.schema.parts for table in tables)
     threads = max(1, processors // max(parts, 1)) if engine == "local" else 1
+    shards = [(None, *_runs_of_parts(table.schema)) for table in tables]
     tasks = [
-        StatsTask(table, part, memory // at_once, threads, fine)
-        for table in tables
-        for part in (None, *range(table.schema.parts))
+        StatsTask(table, run, memory // at_once, threads, fine)
+        for table, runs in zip(tables, shards, strict=True)
+        for run in runs
     ]
     done: dict[str, int] = {}
     lock = threading.Lock()
@@ -388,13 +410,29 @@ def table_stats(
                 progress(name, done[name], total)
 
     function = functools.partial(count_shard, progress=advance) if engine == "local" else count_shard
-    found: dict[str, TableStats] = {}
-    for task, stats in zip(tasks, run_all(function, tasks, workers=workers, engine=engine), strict=True):
-        schema = task.reader.schema
-        found.setdefault(schema.name, TableStats.empty(schema, fine=fine)).merge(stats)
-        if engine != "local":
-            advance(schema.name, stats.rows, schema.rows)
-    return found
+    results = run_all(function, tasks, workers=workers, engine=engine)
+    for table, runs in zip(tables, shards, strict=True):
+        schema = table.schema
+        total = TableStats.empty(schema, fine=fine)
+        for stats in itertools.islice(results, len(runs)):
+            total.merge(stats)
+            if engine != "local":
+                advance(schema.name, stats.rows, schema.rows)
+        yield table, total
+
+
+def _runs_of_parts(schema: TableSchema) -> Iterator[range]:
+    """Yield runs of parts to count together: a large part alone, small ones until they are worth the histograms.
+
+    >>> list(_runs_of_parts(TableSchema("emb", "tfplugin", "int64", "float32", 4, (10, 0, 100_000, 10))))
+    [range(0, 3), range(3, 4)]
+    """
+    first = rows = 0
+    for part, more in enumerate(schema.part_rows):
+        rows += more
+        if rows >= _RUN_ROWS or part == schema.parts - 1:
+            yield range(first, part + 1)
+            first, rows = part + 1, 0
 
 
 def clip_savings(schema: TableSchema, stats: TableStats) -> dict[str, list[dict[str, Any]]]:

@@ -21,9 +21,9 @@ from kvtools.replace_output import is_being_written
 from kvtools.split_manifest import MANIFEST as SPLIT_MANIFEST
 from kvtools.split_manifest import is_split
 
-_VERSION = re.compile(r"(\d{1,18})(\.kvsnap|\.snapshot)?")
-_BEING_WRITTEN = re.compile(r"\.(\d{1,18})(\.kvsnap|\.snapshot)?\.kvtools-.*")
-_REMOVED = re.compile(r"\.\d{1,18}\.kvtools-removed-[0-9a-f]{32}")
+_VERSION = re.compile(r"([0-9]{1,19})(\.kvsnap|\.snapshot)?")
+_BEING_WRITTEN = re.compile(r"\.([0-9]{1,19})(\.kvsnap|\.snapshot)?\.kvtools-.*")
+_REMOVED = re.compile(r"\.[0-9]{1,19}\.kvtools-removed-[0-9a-f]{32}")
 
 
 def next_version(folder: Path, suffix: str = "") -> Path:

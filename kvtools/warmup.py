@@ -1,8 +1,9 @@
 """Requests that a server answers as it loads a SavedModel, before any other: `assets.extra/tf_serving_warmup_requests`.
 
 TensorFlow Serving builds and places parts of a graph as it first runs them; so the first requests would be slow. The
-file is a TFRecord file of `PredictionLog` messages with a `predict_log`, of 1,000 records at most; TensorFlow Serving
-loads no model that refuses one of them. Nothing here needs TensorFlow, or tensorflow-serving-api.
+file is a TFRecord file of `PredictionLog` messages, of 1,000 records at most: a `predict_log`, or a `classify_log` or
+`regress_log`, whose request has tf.Examples. TensorFlow Serving loads no model that refuses one of them. Nothing here
+needs TensorFlow, or tensorflow-serving-api.
 
 Formats: https://www.tensorflow.org/tfx/serving/saved_model_warmup, tensorflow_serving/apis/prediction_log.proto, and of
 requests as JSON https://www.tensorflow.org/tfx/serving/api_rest.
@@ -28,7 +29,7 @@ from kvtools.errors import BadInputError, UsageError
 from kvtools.lookup_model.messages import entry, message, shape
 from kvtools.model_requests import IdSource, InputSpec, Request, requests
 from kvtools.remote.stored import open_binary
-from kvtools.stock_model.fields import entries, last, messages, number_in, numbers, split, text
+from kvtools.stock_model.fields import Field, entries, last, messages, number_in, numbers, split, text
 from kvtools.tfrecord import framed, is_tfrecord, read_records
 
 WARMUP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
@@ -36,6 +37,8 @@ MOST_RECORDS = 1000
 """What TensorFlow Serving takes."""
 DEFAULT_SIGNATURE = "serving_default"
 _PREDICT_LOG, _REQUEST, _SPEC, _INPUTS, _SIGNATURE_NAME = 6, 1, 1, 2, 3
+_EXAMPLES_LOGS, _EXAMPLES_INPUT = (2, 3), "inputs"  # of classifications and regressions
+_INPUT, _LIST, _LIST_WITH_CONTEXT, _LISTED, _CONTEXT = 2, 1, 2, 1, 2
 
 Signatures = Mapping[str, Sequence[InputSpec]]
 Refusal = Callable[[str, Request], str]
@@ -268,17 +271,35 @@ def rest_request(body: Mapping[str, Any], signatures: Signatures) -> WarmupReque
 def logged_request(log: bytes, signatures: Signatures) -> WarmupRequest:
     """Return what a `PredictionLog` asks; raises `ValueError` if it has no such request, or one that does not fit."""
     try:
-        predict = split(log)
-        if not messages(predict, _PREDICT_LOG):
-            raise ValueError("expected a PredictionLog with a predict_log")
-        request = split(last(split(last(predict, _PREDICT_LOG)), _REQUEST))
+        fields = split(log)
+        kind = next((one for one in (_PREDICT_LOG, *_EXAMPLES_LOGS) if messages(fields, one)), None)
+        if kind is None:
+            raise ValueError("expected a PredictionLog with a predict_log, classify_log or regress_log")
+        request = split(last(split(last(fields, kind)), _REQUEST))
         name = text(last(split(last(request, _SPEC)), _SIGNATURE_NAME)) or DEFAULT_SIGNATURE
-        given = dict(entries(request, _INPUTS))
         specs = _specs(name, signatures)
+        if kind in _EXAMPLES_LOGS:
+            examples = _examples(split(last(request, _INPUT)))
+            _check_names({_EXAMPLES_INPUT: examples}, specs)
+            return WarmupRequest(name, {_EXAMPLES_INPUT: _fitting(specs[0], examples)})
+        given = dict(entries(request, _INPUTS))
         _check_names(given, specs)
         return WarmupRequest(name, {spec.name: _fitting(spec, _tensor_array(spec, given[spec.name])) for spec in specs})
     except WireError as error:
         raise ValueError(f"got malformed bytes ({error})") from None
+
+
+def _examples(given: list[Field]) -> Array:
+    """Return the serialized examples of an `Input`, those of its context in each."""
+    kind = _LIST_WITH_CONTEXT if messages(given, _LIST_WITH_CONTEXT) else _LIST
+    listed = split(last(given, kind))
+    context = last(listed, _CONTEXT) if kind == _LIST_WITH_CONTEXT else b""
+    examples = [context + example for example in messages(listed, _LISTED)]
+    if not examples:
+        raise ValueError("it has no examples")
+    array = np.empty(len(examples), object)
+    array[:] = examples
+    return array
 
 
 def _specs(name: Any, signatures: Signatures) -> Sequence[InputSpec]:

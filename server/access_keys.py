@@ -20,16 +20,20 @@ import hashlib
 import hmac
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import tomllib
-
 from kvtools.errors import BadInputError
 from kvtools.server.request import RequestError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 VARIABLE = "KVTOOLS_SERVE_API_KEY"
 _FIELDS = {"name", "key", "sha256", "tables", "models", "admin"}

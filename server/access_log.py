@@ -11,12 +11,12 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from kvtools.errors import BadInputError
+from kvtools.server.access_keys import AccessKeys
 from kvtools.server.observer import Answered
 
 log = logging.getLogger("kvtools.serve")
@@ -30,17 +30,15 @@ class AccessLog:
 
     Args:
         path: the file, which is appended to.
-        key_name: tells the name of the access key that a request came with, "" for none.
 
     Raises:
         BadInputError: the file cannot be written.
     """
 
-    def __init__(self, path: str, key_name: Callable[[Any], str] = lambda headers: "") -> None:
+    def __init__(self, path: str) -> None:
         self.dropped = 0
         self._path = path
-        self._key_name = key_name
-        self._waiting: queue.SimpleQueue[tuple[float, Answered] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[float, Answered, AccessKeys | None] | None] = queue.SimpleQueue()
         self._reopen = False
         self._failing = False
         self._torn = False  # the last line in the file is a part of one
@@ -49,12 +47,12 @@ class AccessLog:
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
         self._thread.start()
 
-    def add(self, answered: Answered) -> None:
-        """Have a line written about an answer; returns at once."""
+    def add(self, answered: Answered, keys: AccessKeys | None = None) -> None:
+        """Have a line written about an answer, with the name that its access key has in `keys`; returns at once."""
         if self._waiting.qsize() >= _MOST_WAITING:
             self.dropped += 1
         else:
-            self._waiting.put((time.time(), answered))
+            self._waiting.put((time.time(), answered, keys))
 
     def reopen(self) -> None:
         """Go on in a new file, if the old one was moved away."""
@@ -118,13 +116,14 @@ class AccessLog:
             self._failing = False
             log.warning("the access log is written again")  # and how many lines it lacks is told next
 
-    def _line(self, when: float, answered: Answered) -> bytes:
-        stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    def _line(self, when: float, answered: Answered, keys: AccessKeys | None) -> bytes:
+        key = None if keys is None else keys.find(answered.headers)
+        stamp = datetime.fromtimestamp(when, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line: dict[str, Any] = {
             "time": stamp,
             "id": answered.request_id,
             "client": answered.client[0] if answered.client else "",
-            "key": self._key_name(answered.headers),
+            "key": "" if key is None else key.name,
             "protocol": answered.protocol,
             "api": answered.kind,
             "path": answered.path,

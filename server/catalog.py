@@ -344,7 +344,9 @@ class Catalog:
     def warm(self) -> bool:
         """Whether what is served is in memory, as far as it fits: no lookup waits for the disk."""
         models = self._models.values()
-        return self.ready and all(version.store.warm for model in models for version in model.versions)
+        stores = [version.store for model in models for version in model.versions]
+        # Rows in Redis are never brought into memory: of these, what is in front counts.
+        return self.ready and all(getattr(store, "front_warm", store.warm) for store in stores)
 
     def unready(self) -> str:
         """Return what keeps the server from being ready, in a sentence; empty if nothing does."""

@@ -342,7 +342,7 @@ class Follower:
             self._seconds,
             self._applied,
             tuple(sorted(walk.refused.items())),
-            without_folders(walk.trouble, str(self._folder)),
+            without_folders(self._said or walk.trouble, str(self._folder)),
             0 if store is None else store.rows_over,
             0 if store is None else store.bytes_over,
             self._folds,
@@ -352,6 +352,8 @@ class Follower:
         stays = "nothing is served" if self._store is None else f"{self._store.sequence} stays"
         self._trouble = str(error)
         log.error("model '%s': refused (%s): %s (%s)", self.model, error.reason, one_line(str(error)), stays)
+        if self._catalog.versions(self.model):
+            self._publish()  # which says how many were refused
 
     def _say(self, trouble: str) -> None:
         beginning = self._store is None and not self._threads[0].is_alive()  # `load` says it

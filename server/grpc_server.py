@@ -36,9 +36,12 @@ _HEADROOM = 1 << 20  # of a message: names and shapes beside the ids
 _SMALL = 131_072  # bytes of a request times numbers of a row: a fraction of a millisecond
 _MOST_STREAMS = 1024  # requests of a connection at a time; those beyond wait at the client
 _NO_LIMIT = 2**31 - 1
+_MOST_WAIT = 24 * 3600  # s; whoever asks has a deadline of its own
 _MOST_DETAILS = 4096  # characters of an error: it goes as a header
 _KINDS = {
     "/tensorflow.serving.PredictionService/Predict": "predict",
+    "/tensorflow.serving.PredictionService/Classify": "classify",
+    "/tensorflow.serving.PredictionService/Regress": "regress",
     "/inference.GRPCInferenceService/ModelInfer": "infer",
 }
 
@@ -48,8 +51,8 @@ Method = Callable[[bytes, Caller], bytes]
 def start(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> GrpcServer:
     """Listen on `settings.host`:`settings.grpc_port` (0: any free port) and answer from what `catalog` serves.
 
-    Raises `MissingDependencyError` without the packages of `kvtools[grpc]`, and `BadInputError` if the address cannot
-    be had.
+    Raises `MissingDependencyError` without the packages of `kvtools[grpc]`, `BadInputError` if the address cannot
+    be had, and `KvtoolsError` where a module of kvtools itself cannot be imported.
 
     `observer` is asked before requests, with their metadata as headers, and told after: on the event loop that `start`
     is called on, if there is one.
@@ -64,6 +67,10 @@ def start(catalog: Catalog, settings: Settings, observer: Observer | None = None
     try:
         return GrpcServer(catalog, settings, observer or Observer())
     except ImportError as error:
+        if (error.name or "").partition(".")[0] == "kvtools":
+            raise KvtoolsError(
+                f"serving gRPC: kvtools itself is not whole ({one_line(str(error))}); install kvtools anew"
+            ) from error
         raise MissingDependencyError(
             f"serving gRPC: a package is missing ({one_line(str(error))}); run `pip install 'kvtools[grpc]'`"
         ) from error
@@ -147,6 +154,8 @@ class GrpcServer:
                 # Of more than 1,000 that wait for the loop gRPC would cancel some, by chance.
                 ("grpc.server.max_pending_requests", _NO_LIMIT),
                 ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
+                # And those that have waited for half a minute.
+                ("grpc.server_max_unrequested_time_in_server", _MOST_WAIT),
                 ("grpc.max_connection_idle_ms", int(settings.keep_alive * 1000)),
             ],
         )

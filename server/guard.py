@@ -20,8 +20,10 @@ from kvtools.server.request import RequestError
 from kvtools.server.request_ids import HEADER, request_id
 
 # What the server is, how it is, and pages, which have no row in them.
-_CHECKS = frozenset(("/healthz", "/livez", "/readyz", "/warmz"))  # which nobody is told of: there are so many of them
-_OPEN = _CHECKS | {"/", "/docs", "/openapi.json", "/v2", "/v2/", "/v2/health/live", "/v2/health/ready"}
+_CHECKS = frozenset(  # which nobody is told of: there are so many of them
+    ("/healthz", "/livez", "/readyz", "/warmz", "/v2/health/live", "/v2/health/ready")
+)
+_OPEN = _CHECKS | {"/", "/docs", "/openapi.json", "/v2", "/v2/"}
 _OPEN_FILES = ("/docs/", "/page/")
 # Who answers these asks by itself, and tells what was asked for.
 _ASKING = ("/v1/tables", "/v1/models", "/v2/models")

@@ -17,7 +17,10 @@ class HeadRequests:
             await self.app(scope, receive, send)
             return
 
+        asked = {**scope, "method": "GET", "without_body": True}
+
         async def send_head(message: Message) -> None:
+            scope.update((name, asked[name]) for name in ("told", "error_code") if name in asked)  # for who counts
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        await self.app({**scope, "method": "GET"}, receive, send_head)
+        await self.app(asked, receive, send_head)

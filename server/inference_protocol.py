@@ -45,7 +45,7 @@ SERVER = {
     "extensions": ["binary_tensor_data", "model_configuration", "statistics"],
 }
 _LENGTH = struct.Struct("<I")
-_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 _NOT_HERE = {
     "shared_memory_region": "shared memory is not there: send the values",
     "classification": "classification is not there: ask for the output as it is",

@@ -38,7 +38,8 @@ BOUNDS = (
 )
 #: TensorFlow Serving's, in us: scale 10, growth 1.8, 33 of them.
 SERVING_BOUNDS = tuple(10 * 1.8**power for power in range(33))
-_INFERENCES = ("predict", "infer")
+_SERVING = ("predict", "classify", "regress")  # requests of TensorFlow Serving's
+_INFERENCES = (*_SERVING, "infer")
 # What its statuses are called there; a status of HTTP tells no more than this.
 _SERVING_CODES = {200: "OK", 500: "INTERNAL", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
 
@@ -89,7 +90,7 @@ class Counts:
             keys[1] += count.missing
         if answered.model and answered.kind in _INFERENCES:
             self._count_inference(answered)
-            if answered.kind == "predict":
+            if answered.kind in _SERVING:
                 self._count_serving(answered)
 
     def _count_inference(self, answered: Answered) -> None:
@@ -126,7 +127,7 @@ class Counts:
             asked = (of.model, of.version, of.signature)
             counted.inferences[asked] = [answers, int(seconds * 1e9), 0, 0]
             counted.last_inferences[asked] = last
-            if of.kind == "predict":
+            if of.kind in _SERVING:
                 counted.serving_requests[of.model, "OK"] = answers
                 counted.serving_seconds[of.model, "REST"] = [*buckets, seconds * 1e6]
         self.add(counted)
@@ -162,6 +163,7 @@ class Metrics:
     def __init__(self, catalog: Catalog, shared: Path | None = None) -> None:
         self.counts = Counts()
         self._tallies: dict[Tallied, Tally] = {}
+        self._gone: set[tuple[str, int]] = set()  # versions that are served no more
         self._spins: list[Spin] = []
         self._catalog = catalog
         self._shared = shared
@@ -186,6 +188,7 @@ class Metrics:
 
     def publish(self) -> None:
         """Let the other workers know what was counted; for every second or so."""
+        self._forget_versions()
         if self._file is None:
             return
         self._count_versions()
@@ -243,12 +246,32 @@ class Metrics:
                     mine[place] += now[place] - before[place]
                 self._versions[model.name] = now
 
+    def _forget_versions(self) -> None:
+        """Forget how often versions were asked that are served no more: nobody is told, and there are ever more.
+
+        It is done a while after they went, when their last requests are answered.
+        """
+        served: set[tuple[str, int]] = set()
+        for name in self._catalog.names():
+            with contextlib.suppress(UnknownModelError):  # it was taken away at this moment
+                served |= {(name, version.number) for version in self._catalog.versions(name)}
+        tallied = {of: (of.model, of.version) for of in self._tallies if of.kind in _INFERENCES}
+        gone = {*tallied.values(), *(asked[:2] for asked in self.counts.inferences)} - served
+        forgotten = gone & self._gone
+        self._gone = gone
+        with self._counting:
+            for of in [of for of, version in tallied.items() if version in forgotten]:
+                self.counts.add_tally(self._tallies.pop(of), of)
+            for asked in [asked for asked in self.counts.inferences if asked[:2] in forgotten]:
+                del self.counts.inferences[asked], self.counts.last_inferences[asked]
+
     def _own(self) -> Counts:
         """Return what this worker has counted; for any thread."""
         own = Counts()
-        own.add(self.counts)
-        for of, tally in list(self._tallies.items()):
-            own.add_tally(tally, of)
+        with self._counting:
+            own.add(self.counts)
+            for of, tally in list(self._tallies.items()):
+                own.add_tally(tally, of)
         if self._spins:
             spun = Counts()
             spun.spun = {

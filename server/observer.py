@@ -20,8 +20,8 @@ SEVERAL = "*"
 class Answered:
     """An answer of a lookup, or a request that was no HTTP: what a metric or a line of a log is made of.
 
-    `kind` is "lookup", "tables" or "row", "resp" in the Redis protocol, "predict" or "infer" in the protocols of
-    others, and "" of what was no lookup. `code` is that of an error, "" of an answer.
+    `kind` is "lookup", "tables" or "row", "resp" in the Redis protocol, "predict", "classify", "regress" or "infer" in
+    the protocols of others, and "" of what was no lookup. `code` is that of an error, "" of an answer.
     `seconds` are from the whole request to the whole answer, without what the network takes. `short` tells which way
     it went. `model` is the name of one that is served, or "" where the request named none; `path` that of a request
     which is told by nothing else. `version` and `signature` tell what of the model was asked, "" if it is not known.

@@ -7,7 +7,6 @@ catalog.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -26,7 +25,6 @@ if TYPE_CHECKING:  # what the protocols of others need is imported when the firs
 
 #: One that makes more numbers is not worth preparing: it lets go of the GIL, and what is prepared is answered with it.
 MOST_NUMBERS = 4_095
-_VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 class What(IntEnum):

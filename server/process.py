@@ -2,7 +2,8 @@
 
 It ends by SIGTERM or SIGINT: no connection is accepted any more, idle ones are closed, and requests in hand get
 `settings.grace` seconds. What has not ended by then (a request that is only half sent, a client that does not read) is
-cut off. The exit status is 0 all the same; a second signal ends the process at once, with the status of the signal.
+cut off. The exit status is 0 all the same; a second signal, later than `SAME_SIGNAL`, ends the process at once, with
+its status.
 SIGHUP has it look for new versions, and read access keys and the certificate anew; where it comes because the terminal
 was closed, it ends the server.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import signal
@@ -19,6 +21,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,11 +37,11 @@ from kvtools.server.follower import Follower
 from kvtools.server.http_protocol import make_protocol, try_connection
 from kvtools.server.late_app import App, LateApp
 from kvtools.server.lookups import Lookups
-from kvtools.server.settings import Settings
+from kvtools.server.settings import SAME_SIGNAL, Settings
 from kvtools.server.sources import ModelSource, SharedSources
 from kvtools.server.telemetry import Telemetry
 from kvtools.server.terminal import has_terminal
-from kvtools.server.tls import load_certificate, tls_context
+from kvtools.server.tls import load_certificate, not_of_today, tls_context
 from kvtools.server.versions import Versions
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ _BACKLOG = 1024
 _TICK = 1.0  # how often workers tell each other what they have counted, in s
 # How long a lookup may wait for Python code of another thread, such as one that loads a version, in s.
 _SWITCH_INTERVAL = 0.0005
+_TLS_CLOSE = 1.0  # how long a TLS connection that is closed waits until its client has closed it, too, in s
 _AFTER_GRACE = 2.0  # for what cannot be cut off, such as a lookup in a thread, in s
 
 
@@ -148,6 +152,7 @@ class _Server(uvicorn.Server):
         self._on_ready = on_ready
         self._supervisor = supervisor
         self._had_terminal = supervisor is None and has_terminal()
+        self._told_to_end = 0.0  # by `time.monotonic`
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -164,6 +169,10 @@ class _Server(uvicorn.Server):
         else:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             loop.add_reader(self._supervisor, self._orphaned)
+        if self._tls is not None and (sys.version_info >= (3, 11) or type(loop).__module__ != "asyncio.unix_events"):
+            # A client that does not look at its idle connection never says that it closes, too.
+            closing = functools.partial(loop.create_server, ssl_shutdown_timeout=_TLS_CLOSE)
+            loop.create_server = closing  # type: ignore[method-assign]
         if self._settings.grpc_port is not None:
             from kvtools.server import grpc_server
 
@@ -196,11 +205,15 @@ class _Server(uvicorn.Server):
             await asyncio.wait_for(asyncio.gather(*ends), grace + _AFTER_GRACE / 2)
 
     def _end(self, number: int) -> None:
-        if self.should_exit:  # the second one
+        if self.should_exit:
+            # The supervisor kills its workers at the second one that it gets itself.
+            if self._supervisor is not None or time.monotonic() < self._told_to_end + SAME_SIGNAL:
+                return
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if self._supervisor is None:  # which says so for all
             log.info("got %s: ending; requests in hand get %g s", signal.Signals(number).name, self._settings.grace)
+        self._told_to_end = time.monotonic()
         self.should_exit = True
 
     def _hang_up(self) -> None:
@@ -217,6 +230,8 @@ class _Server(uvicorn.Server):
                 if self._grpc:
                     self._grpc.load_certificate(self._settings.tls_cert, self._settings.tls_key)
                 log.info("the certificate was read anew")
+                if problem := not_of_today(self._settings.tls_cert, self._settings.tls_key):
+                    log.warning("%s", problem)
             except KvtoolsError as error:
                 log.error("%s; the certificate stays as it is", error)
 
@@ -227,6 +242,7 @@ class _Server(uvicorn.Server):
     def _orphaned(self) -> None:
         assert self._supervisor is not None
         asyncio.get_running_loop().remove_reader(self._supervisor)
+        self._supervisor = None
         log.error("the supervisor is gone; this worker ends")
         self.should_exit = True
 
@@ -248,6 +264,7 @@ def _described(catalog: Catalog) -> dict[str, Any]:
             {
                 "name": name,
                 "version": version.number,
+                "versions": [each.number for each in catalog.versions(name)],
                 "path": str(version.store.path),
                 "tables": len(version.store.tables),
                 "rows": sum(table.schema.rows for table in version.store.tables.values()),

@@ -82,7 +82,7 @@ class ProtocolRouter(APIRouter):
     ) -> None:
         """Add a route, documented if it has a summary: `body` and `answer` are what goes in and out.
 
-        `kind` is what the observer is told that it is.
+        `kind` is what the observer is told that it is; what has none is told of as any other page.
         """
 
         async def answered(request: Request) -> Response:
@@ -101,6 +101,9 @@ class ProtocolRouter(APIRouter):
                 _LOG.error("answering %s: %s", request.url.path, error, exc_info=None if known else error)
                 response = json_response({"error": f"{type(error).__name__}; the server's log says more"}, 500)
                 code = "internal"
+            request.scope["error_code"] = code
+            if not kind:  # `Guard` tells, by the path
+                return response
             sent = headers.get("content-length", "")
             bytes_in = int(sent) if sent.isdecimal() else 0
             bytes_out = len(response.body) if hasattr(response, "body") else 0

@@ -9,7 +9,7 @@ A message is a tuple of lines, `TYPE NAME NUMBER`, where TYPE is a scalar, `map<
 (leading dot) or a name in the same file; `repeated` and `oneof GROUP` stand in front. A nested message or
 enumeration is a mapping.
 
-Sources of the facts: tensorflow/core/framework/{types,tensor_shape,tensor}.proto,
+Sources of the facts: tensorflow/core/framework/{types,tensor_shape,tensor}.proto, tensorflow/core/example/*.proto,
 tensorflow/core/protobuf/{meta_graph,error_codes}.proto, tensorflow_serving/{apis,config}/*.proto and
 https://github.com/kserve/open-inference-protocol (open_inference_grpc.proto), and for Triton's extensions
 https://github.com/triton-inference-server/common/tree/main/protobuf.
@@ -105,6 +105,16 @@ _TENSORFLOW = _File(
             "string method_name 3",
             "map<string,TensorProto> defaults 4",
         ),
+        "BytesList": ("repeated bytes value 1",),
+        "FloatList": ("repeated float value 1",),
+        "Int64List": ("repeated int64 value 1",),
+        "Feature": (
+            "oneof kind BytesList bytes_list 1",
+            "oneof kind FloatList float_list 2",
+            "oneof kind Int64List int64_list 3",
+        ),
+        "Features": ("map<string,Feature> feature 1",),
+        "Example": ("Features features 1",),
     },
 )
 _TENSORFLOW_ERRORS = _File(
@@ -155,6 +165,32 @@ _TENSORFLOW_SERVING = _File(
             "map<string,.tensorflow.TensorProto> outputs 1",
             "ModelSpec model_spec 2",
         ),
+        "ExampleList": ("repeated .tensorflow.Example examples 1",),
+        "ExampleListWithContext": (
+            "repeated .tensorflow.Example examples 1",
+            ".tensorflow.Example context 2",
+        ),
+        "Input": (
+            "oneof kind ExampleList example_list 1",
+            "oneof kind ExampleListWithContext example_list_with_context 2",
+        ),
+        "Class": ("string label 1", "float score 2"),
+        "Classifications": ("repeated Class classes 1",),
+        "ClassificationResult": ("repeated Classifications classifications 1",),
+        "ClassificationRequest": ("ModelSpec model_spec 1", "Input input 2"),
+        "ClassificationResponse": ("ClassificationResult result 1", "ModelSpec model_spec 2"),
+        "Regression": ("float value 1",),
+        "RegressionResult": ("repeated Regression regressions 1",),
+        "RegressionRequest": ("ModelSpec model_spec 1", "Input input 2"),
+        "RegressionResponse": ("RegressionResult result 1", "ModelSpec model_spec 2"),
+        "InferenceTask": ("ModelSpec model_spec 1", "string method_name 2"),
+        "InferenceResult": (
+            "ModelSpec model_spec 1",
+            "oneof result ClassificationResult classification_result 2",
+            "oneof result RegressionResult regression_result 3",
+        ),
+        "MultiInferenceRequest": ("repeated InferenceTask tasks 1", "Input input 2"),
+        "MultiInferenceResponse": ("repeated InferenceResult results 1",),
         "SignatureDefMap": ("map<string,.tensorflow.SignatureDef> signature_def 1",),
         "GetModelMetadataRequest": ("ModelSpec model_spec 1", "repeated string metadata_field 2"),
         "GetModelMetadataResponse": (
@@ -213,6 +249,9 @@ _TENSORFLOW_SERVING = _File(
     },
     services={
         "PredictionService": {
+            "Classify": ("ClassificationRequest", "ClassificationResponse"),
+            "Regress": ("RegressionRequest", "RegressionResponse"),
+            "MultiInference": ("MultiInferenceRequest", "MultiInferenceResponse"),
             "Predict": ("PredictRequest", "PredictResponse"),
             "GetModelMetadata": ("GetModelMetadataRequest", "GetModelMetadataResponse"),
         },

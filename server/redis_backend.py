@@ -7,6 +7,12 @@ key, and they are there while Redis is not.
 
 A table that is written anew lies under another generation of keys. A lookup that misses a key looks whether that has
 happened, and begins again with the new one: so rows are of one generation, and none is missing because it moved.
+`kvtools follow` writes increments into the tables that there are: of these a lookup is a transaction, so that it has no
+rows of before an increment beside those of after it. A cluster has no transactions.
+
+A Redis with too little memory may evict a bucket, and every key of it would be missing. So where a bucket has none of
+the keys that are asked for, and is not there at all, all rows of the table are counted: it is empty, or rows are lost,
+and the lookup is an error.
 
 Redis that does not answer is a 503 with Retry-After, at once for a second after it was noticed; connections are made
 anew by themselves. With `missing_while_down`, keys that only Redis could have are missing in that time.
@@ -15,8 +21,10 @@ anew by themselves. With `missing_while_down`, keys that only Redis could have a
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +34,11 @@ import numpy.typing as npt
 from kvtools.dialects.dialect import Source
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.redis import open_checkpoint
-from kvtools.dialects.redis_layout import as_fields, as_rows, bucket_of, read_meta
-from kvtools.dialects.redis_server import Place, connect, place_of, run
+from kvtools.dialects.redis_layout import NAME, as_fields, as_rows, bucket_of, read_meta, rows_lost
+from kvtools.dialects.redis_server import Place, connect, is_refusal, place_of, run
 from kvtools.dialects.redis_table import RedisTable
 from kvtools.dialects.schema import TableSchema
+from kvtools.dialects.table_record import table_schema
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UnknownTableError
 from kvtools.server.request import RequestError
 from kvtools.server.store import ServedFile, TableStore
@@ -39,6 +48,7 @@ Array = npt.NDArray[Any]
 _SECONDS = 1.0  # that Redis may take to connect, and as much to answer: 2 s in all
 _AT_ONCE = 0.1  # s: what fails later is not tried again; an old connection that was closed shows sooner
 _RESTS = 1.0  # after it did not: lookups do not wait for it in that time
+_LOOKS_EVERY = 1.0  # s: so old the row counts of tables that change where they are may be
 _ROUNDS = 3
 _log = logging.getLogger("kvtools.server")
 
@@ -54,14 +64,33 @@ class RedisBackend:
         self._url = url
         self._options = options or OpenOptions()
         self._client = connect(self.place, seconds=_SECONDS)
+        self._cluster = type(self._client).__name__ == "RedisCluster"
+        self._followed = False  # tables that change where they are
         self.rests_until = 0.0
+        self._said = ("", 0.0)
+        self._described: tuple[Any, Any] = (None, None)  # what stands in Redis: which tables, and how far they follow
+        self._empty: set[str] = set()  # buckets without rows, as long as that stands there
+        self._look_at = 0.0
         self.generation = ""
         self.tables: dict[str, RedisTable] = {}
         self.look_again()
 
-    def look_again(self) -> bool:
-        """Read which tables there are; return whether they were written anew."""
-        (text,) = self.ask([("GET", self.place.key("meta"))])
+    @property
+    def is_look_due(self) -> bool:
+        """Whether tables may have other numbers of rows since somebody looked."""
+        return self._followed and time.monotonic() >= self._look_at
+
+    def look_again(self, buckets: Sequence[str] = ()) -> tuple[bool, set[str]]:
+        """Read which tables there are; return whether they were written anew, and which `buckets` are not there.
+
+        Buckets that are known to be empty are not among these.
+        """
+        text, follow, *there = self.ask([*self._describing(), *(("EXISTS", name) for name in buckets)])
+        gone = {name for name, exists in zip(buckets, there, strict=True) if not exists}
+        self._look_at = time.monotonic() + _LOOKS_EVERY
+        if text is not None and (text, follow) == self._described:
+            return False, gone - self._empty
+        self._followed = follow is not None
         if text is None and not self.generation:
             raise BadInputError(
                 f"opening '{self.place.shown}': there is no key '{self.place.key('meta')}', so it has no tables of"
@@ -69,15 +98,42 @@ class RedisBackend:
             )
         if text is None:
             raise self.unavailable("it has no tables any more")
-        generation = read_meta(text, "reading tables in Redis")["generation"]
+        described = read_meta(text, "reading tables in Redis")
+        generation = described["generation"]
         if generation == self.generation:
-            return False
+            for record in described["tables"]:
+                schema = table_schema(json.dumps(record), NAME, "reading tables in Redis")
+                if schema.name in self.tables:
+                    self.tables[schema.name].schema = schema
+            self._empty = set()
+            self._described = text, follow
+            return False, gone
         checkpoint = open_checkpoint(Source(self._url), self._options)
         self.tables = {name: table for name, table in checkpoint.tables.items() if isinstance(table, RedisTable)}
         self.generation = generation
-        return True
+        self._empty = set()
+        self._described = text, follow
+        return True, set()
 
-    def ask(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+    def expect_whole(self, table: RedisTable, gone: set[str]) -> None:
+        """Raise `RequestError` if a table whose buckets in `gone` are not there has lost rows with them."""
+        empty = self._empty
+        text, follow, *lengths = self.ask([*self._describing(), *table.layout.lengths()], of_one_moment=True)
+        described = {} if text is None else read_meta(text, "reading tables in Redis")
+        record = next((one for one in described.get("tables", ()) if one.get("key") == table.layout.base), None)
+        if record is None:  # written anew at this moment
+            raise self.unavailable("its tables are being written anew")
+        schema = table_schema(json.dumps(record), NAME, "reading tables in Redis")
+        if sum(lengths) != schema.rows:
+            self._warn(f"looking up in '{self.place.shown}': {rows_lost(schema.name, sum(lengths), schema.rows)}")
+            raise self.unavailable(f"table '{schema.name}' has lost rows there")
+        if (text, follow) == self._described:
+            empty |= gone
+
+    def _describing(self) -> list[tuple[Any, ...]]:
+        return [("GET", self.place.key("meta")), ("GET", self.place.key("follow"))]
+
+    def ask(self, commands: list[tuple[Any, ...]], *, of_one_moment: bool = False) -> list[Any]:
         """Send commands that only read; once more on new connections, should the old ones have been closed.
 
         A Redis that does not answer is waited for once.
@@ -87,13 +143,25 @@ class RedisBackend:
         began = time.monotonic()
         for last in (False, True):
             try:
-                return run(self._client, commands, f"looking up in '{self.place.shown}'")
+                whole = (of_one_moment or self._followed) and not self._cluster and len(commands) > 1
+                return run(self._client, commands, f"looking up in '{self.place.shown}'", transaction=whole)
             except KvtoolsError as error:
-                if last or time.monotonic() - began > _AT_ONCE:
-                    self.rests_until = time.monotonic() + _RESTS
-                    _log.warning("%s", error)
-                    raise self.unavailable("it does not answer") from error
+                refused = is_refusal(error)
+                if not (refused or last or time.monotonic() - began > _AT_ONCE):
+                    continue
+                if refused:
+                    self._warn(str(error))
+                    raise self.unavailable("it refuses what it is asked, and the server's log says why") from error
+                self.rests_until = time.monotonic() + _RESTS
+                _log.warning("%s", error)
+                raise self.unavailable("it does not answer") from error
         raise AssertionError("one of the two returns or raises")
+
+    def _warn(self, what: str) -> None:
+        now = time.monotonic()
+        if self._said[0] != what or now >= self._said[1]:
+            self._said = what, now + _RESTS
+            _log.warning("%s", what)
 
     def unavailable(self, why: str) -> RequestError:
         """Return the error of a lookup that needs what Redis does not give."""
@@ -112,12 +180,18 @@ class BackedTable:
     duplicates = 0
 
     def __init__(self, backend: RedisBackend, schema: TableSchema, front: Any, missing_while_down: bool) -> None:
-        self.schema = schema
+        self._schema = schema
         self.key_limits = np.iinfo(schema.key_dtype)
         self._backend = backend
         self._front = front
         self._missing_while_down = missing_while_down
         self._dtype = backend.tables[schema.name].value_dtype
+
+    @property
+    def schema(self) -> TableSchema:
+        """What is known of the table: as many rows as were written last, of the types that it had at the start."""
+        table = self._table()
+        return self._schema if table is None else table.schema
 
     def lookup(self, keys: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Look up `keys` [n] of the table's key type; see `StoredTable.lookup`.
@@ -148,19 +222,30 @@ class BackedTable:
         """Return the rows of distinct keys and which are there, all of one generation of the table."""
         for _ in range(_ROUNDS):
             generation = self._backend.generation
-            rows, there = self._ask_once(keys)
-            if there.all() or not (self._backend.look_again() or self._backend.generation != generation):
+            table = self._table()
+            if table is None:
+                if self._backend.look_again()[0] or self._backend.generation != generation:
+                    continue
+                raise self._backend.unavailable(
+                    f"table '{self.schema.name}' is gone or of another type: write it as it was, or restart this server"
+                )
+            rows, there, silent = self._ask_once(table, keys)
+            if there.all() and not self._backend.is_look_due:
+                return rows, there
+            anew, gone = self._backend.look_again(silent)
+            if not (anew or self._backend.generation != generation):
+                if gone:
+                    self._backend.expect_whole(table, gone)
                 return rows, there
         raise self._backend.unavailable("its tables are written anew again and again")
 
-    def _ask_once(self, keys: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
-        table = self._backend.tables.get(self.schema.name)
-        if table is None or (table.schema.dim, table.schema.key_dtype, table.schema.value_dtype) != (
-            self.schema.dim,
-            self.schema.key_dtype,
-            self.schema.value_dtype,
-        ):
-            raise self._backend.unavailable(f"table '{self.schema.name}' is gone or of another type; start again")
+    def _table(self) -> RedisTable | None:
+        """Return the table as it is in Redis; None: it is not there, or of other types than those that are served."""
+        table = self._backend.tables.get(self._schema.name)
+        return None if table is None or _types(table.schema) != _types(self._schema) else table
+
+    def _ask_once(self, table: RedisTable, keys: Array) -> tuple[Array, npt.NDArray[np.bool_], list[str]]:
+        """Return the rows, which keys are there, and the buckets that have none of them."""
         buckets = bucket_of(keys, table.layout.buckets)
         order = np.argsort(buckets, kind="stable")
         ordered = buckets[order]
@@ -170,7 +255,9 @@ class BackedTable:
             ("HMGET", table.layout.values(int(ordered[start])), *fields[start:stop])
             for start, stop in itertools.pairwise(cuts)
         ]
-        replies = [row for reply in self._backend.ask(commands) for row in reply]
+        answers = self._backend.ask(commands)
+        silent = [command[1] for command, rows in zip(commands, answers, strict=True) if not any(rows)]
+        replies = [row for reply in answers for row in reply]
         size = self._dtype.itemsize * self.schema.dim
         wrong = next((row for row in replies if row is not None and len(row) != size), None)
         if wrong is not None:
@@ -183,7 +270,7 @@ class BackedTable:
         rows = np.zeros((len(keys), self.schema.dim), self._dtype)
         data = np.frombuffer(b"".join(row for row in replies if row is not None), self._dtype)
         rows[order[there[order]]] = data.reshape(-1, self.schema.dim)
-        return rows, there
+        return rows, there, silent
 
 
 class RedisStore:
@@ -246,6 +333,11 @@ class RedisStore:
             raise UnknownTableError(f"there is no table '{name}'; GET /v1/tables lists the tables") from None
 
     @property
+    def front_warm(self) -> bool:
+        """Whether `populate` has come to its end: there is nothing more to wait for."""
+        return self.front is None or self.front.warm
+
+    @property
     def resident(self) -> bool:
         """Whether all that is in front is in memory."""
         return self.front is None or self.front.resident
@@ -289,8 +381,12 @@ class RedisStore:
         return self.front is not None and self.front.verifies_on_use
 
 
+def _types(schema: TableSchema) -> tuple[str, str, int]:
+    return schema.key_dtype, schema.value_dtype, schema.dim
+
+
 def _check_same(name: str, front: TableSchema, back: TableSchema) -> None:
-    types = [(one.key_dtype, one.value_dtype, one.dim) for one in (front, back)]
+    types = [_types(one) for one in (front, back)]
     if types[0] != types[1]:
         raise BadInputError(
             f"serving table '{name}': before Redis it is {types[0][0]} -> {types[0][1]}[{types[0][2]}], in Redis"

@@ -17,7 +17,7 @@ import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from kvtools._snapshot import Epoch, RespReader, RespTables, Spin
 from kvtools.errors import BadInputError, KvtoolsError
@@ -217,13 +217,13 @@ class RespProtocol(asyncio.Protocol):
         # Rows that are not in memory are waited for by a thread.
         if keys <= table.at_once and tables.warm():
             self._know(epoch, name, table)
-            self._reply(table, keys, begun, *answer_lookup(table, self._reader, commands.resp3, plain, 0))
+            self._reply(table, begun, answer_lookup(table, self._reader, keys, commands.resp3, plain, 0))
             return True
         most = self._server.settings.max_values // max(1, table.stored.schema.dim)
-        work = functools.partial(answer_lookup, table, self._reader, commands.resp3, plain and keys <= most, most)
+        work = functools.partial(answer_lookup, table, self._reader, keys, commands.resp3, plain and keys <= most, most)
         self._held = True
         self._transport.pause_reading()
-        self._server.in_thread(work, functools.partial(self._resume, table, keys, begun))
+        self._server.in_thread(work, functools.partial(self._resume, table, begun))
         return False
 
     def _know(self, epoch: Epoch, name: bytes, table: RespTable) -> None:
@@ -235,18 +235,18 @@ class RespProtocol(asyncio.Protocol):
             self._known = RespTables(epoch)
         self._known.add(name, table.native, table.low, table.high, table.at_once, tally, table.recent)
 
-    def _reply(self, table: RespTable, keys: int, begun: float, reply: bytes, missing: int) -> None:
+    def _reply(self, table: RespTable, begun: float, replies: Replies) -> None:
         assert self._transport is not None
-        self._transport.write(reply)
-        failed = reply.startswith(b"-")
-        counts = (TableCount(table.name, keys, missing, table.served),)
-        self._tell("resp", 400 if failed else 200, "refused" if failed else "", counts, begun, len(reply))
+        self._transport.write(replies.data)
+        counts = (TableCount(table.name, replies.keys, replies.missing, table.served),) if replies.keys else ()
+        self._tell("resp", replies.status, replies.code, counts, begun, len(replies.data))
 
     def _tell_command(self, begun: float, reply: bytes) -> None:
         """Tell of a command that was not let in, or that looked keys up; of others nobody is told."""
         commands = self._commands
         if commands.refused is not None:
-            self._tell("", commands.refused.status, commands.refused.code, (), begun, len(reply))
+            kind = "resp" if commands.looks_up else ""
+            self._tell(kind, commands.refused.status, commands.refused.code, (), begun, len(reply))
         elif commands.counts:
             self._tell("resp", 200, "", tuple(commands.counts), begun, len(reply))
 
@@ -269,12 +269,12 @@ class RespProtocol(asyncio.Protocol):
             )
         )
 
-    def _resume(self, table: RespTable, keys: int, begun: float, answered: tuple[bytes, int]) -> None:
+    def _resume(self, table: RespTable, begun: float, replies: Replies) -> None:
         self._held = False
         assert self._transport is not None
         if self._transport.is_closing():
             return
-        self._reply(table, keys, begun, *answered)
+        self._reply(table, begun, replies)
         if self._ended:
             self._transport.close()
         elif not self._full:
@@ -282,8 +282,21 @@ class RespProtocol(asyncio.Protocol):
             self._go()
 
 
-def answer_lookup(table: RespTable, reader: RespReader, resp3: bool, plain: bool, most: int) -> tuple[bytes, int]:
-    """Return the replies to the commands of the last lookup of `reader`, and how many of its keys have no row.
+class Replies(NamedTuple):
+    """The replies to commands: `keys` were looked up, of which `missing` have no row.
+
+    `status` and `code` are those of HTTP: of the first command that was refused, or 200 and "".
+    """
+
+    data: bytes
+    keys: int
+    missing: int
+    status: int = 200
+    code: str = ""
+
+
+def answer_lookup(table: RespTable, reader: RespReader, keys: int, resp3: bool, plain: bool, most: int) -> Replies:
+    """Return the replies to the commands of the last lookup of `reader`, which has `keys` keys.
 
     `plain`: all keys are in range, few enough, and of a compiled table; otherwise each command is looked at by itself,
     and may have `most` keys (0: any number).
@@ -292,32 +305,36 @@ def answer_lookup(table: RespTable, reader: RespReader, resp3: bool, plain: bool
         if plain:
             assert table.native is not None
             with lookup_errors(table.stored):
-                return reader.answer(table.native, resp3)
+                data, missing = reader.answer(table.native, resp3)
+            return Replies(data, keys, missing)
         replies: list[bytes] = []
         every = reader.keys()
-        start, missing = 0, 0
+        start, missing, refused = 0, 0, 0
         for count, single, lowest, highest in reader.commands():
             stop = start + count
             if lowest < table.low or highest > table.high:
                 wrong = lowest if lowest < table.low else highest
                 expected = f"{table.stored.schema.key_dtype}: {table.low} to {table.high}"
                 replies.append(error(f"got key {wrong}, expected {expected}"))
+                refused += count
             elif most and count > most:
                 dim = table.stored.schema.dim
                 replies.append(error(f"got {count} keys of {dim} numbers, expected at most {most * dim}"))
+                refused += count
             else:
                 reply, absent = answer_command(table.stored, every[start:stop], single, resp3)
                 replies.append(reply)
                 missing += absent
             start = stop
-        return b"".join(replies), missing
+        answered = b"".join(replies), keys - refused, missing
+        return Replies(*answered, 400, "refused") if refused else Replies(*answered)
     except RequestError as problem:  # A backend that does not answer, a file that is damaged or was cut.
-        return refusal(problem) * len(reader.commands()), 0
+        return Replies(refusal(problem) * len(reader.commands()), 0, 0, problem.status, problem.code)
     except Exception as problem:
         known = isinstance(problem, KvtoolsError)
         _log.error("a lookup of the Redis protocol failed: %s", problem, exc_info=None if known else problem)
         said = error(f"internal: {type(problem).__name__}; the server's log says more")
-        return said * len(reader.commands()), 0
+        return Replies(said * len(reader.commands()), 0, 0, 500, "internal")
 
 
 class RespServer:
@@ -397,7 +414,7 @@ class RespServer:
         """The time, as the limits count it."""
         return asyncio.get_running_loop().time()
 
-    def in_thread(self, work: Callable[[], tuple[bytes, int]], then: Callable[[tuple[bytes, int]], None]) -> None:
+    def in_thread(self, work: Callable[[], Replies], then: Callable[[Replies], None]) -> None:
         """Do work in a thread, and call `then` with what it returns."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         future.add_done_callback(lambda done: None if done.cancelled() else then(done.result()))

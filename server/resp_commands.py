@@ -37,6 +37,7 @@ _CLIENT = {
     "SETINFO": (2, 2),
     "SETNAME": (1, 1),
 }
+_LOOKUPS = frozenset({b"EXISTS", b"HEXISTS", b"MGET"})
 _COMMAND = {"COUNT": (0, 0), "DOCS": (0, 9999), "INFO": (0, 9999)}
 
 
@@ -69,7 +70,7 @@ class RespCommands:
         observer: asked whether the tables may be looked up.
 
     `headers` are what the client said of itself, as HTTP would have it. `refused` tells why the last command was not
-    let in, `counts` what it looked up.
+    let in, `looks_up` whether it asks for rows, `counts` what it looked up.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class RespCommands:
         self.headers: dict[str, str] = {}
         self.refused: RequestError | None = None
         self.counts: list[TableCount] = []
+        self.looks_up = False
         self._observer = observer
         self._tables = tables
         self._clients = clients
@@ -110,6 +112,7 @@ class RespCommands:
         """Return the reply to a command."""
         self.refused, self.counts = None, []
         name = words[0].upper()
+        self.looks_up = name in _LOOKUPS
         known = self._by_name.get(name)
         if known is None:
             return error(
@@ -308,8 +311,8 @@ class RespCommands:
             places.append(place)
             keys.append(int(key))
         rows: list[bytes | None] = [None] * len(words)
-        for name, (places, keys) in by_table.items():
-            table = self._tables.get(name, self.selected)
+        tables = self._tables.get_all(by_table, self.selected)
+        for table, (places, keys) in zip(tables, by_table.values(), strict=True):
             wrong = next((key for key in keys if not table.low <= key <= table.high), None)
             if wrong is not None:
                 raise BadInputError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +43,7 @@ class RespTable:
     served: str = ""
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass
 class _Served:
     """What is served: `by_name` has all names, `listed` one for each table, `ambiguous` those that could be several.
 
@@ -126,9 +126,14 @@ class Tables:
                 f"there is a table '{shown_bytes(name)}' in several models; write its model before it: {shown}"
             )
 
-    def get(self, name: bytes, selected: bytes | None) -> RespTable:
-        """Return a table; an empty name: the one that is selected, or the only one. Raises `KvtoolsError`."""
+    def get_all(self, names: Iterable[bytes], selected: bytes | None) -> list[RespTable]:
+        """Return tables as `get` does, all as they are at one moment."""
         served = self._served()
+        return [self.get(name, selected, served) for name in names]
+
+    def get(self, name: bytes, selected: bytes | None, served: _Served | None = None) -> RespTable:
+        """Return a table; an empty name: the one that is selected, or the only one. Raises `KvtoolsError`."""
+        served = served or self._served()
         table = served.by_name.get(name)
         if table is not None:
             return table

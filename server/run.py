@@ -41,7 +41,7 @@ def serve(
         )
     from kvtools.server.access_keys import read_access_keys
     from kvtools.server.process import run_process
-    from kvtools.server.tls import tls_context
+    from kvtools.server.tls import not_of_today, tls_context
     from kvtools.server.workers import Supervisor
 
     logging.basicConfig(format="%(asctime)s kvtools[%(process)d] %(levelname)s: %(message)s", level=logging.WARNING)
@@ -49,6 +49,8 @@ def serve(
     # What is wrong with them is told before anything is listened on, and once, not by each worker.
     read_access_keys(settings.api_keys)
     tls_context(settings)
+    if settings.tls_cert and settings.tls_key and (problem := not_of_today(settings.tls_cert, settings.tls_key)):
+        logging.getLogger("kvtools.serve").warning("%s", problem)
     listener = _bind(settings.host, settings.port, shared=False)
     settings = dataclasses.replace(settings, port=listener.getsockname()[1])
 
@@ -138,11 +140,15 @@ def _line(settings: Settings, what: dict[str, Any]) -> str:
         served = f"serving the whole model of {models[0]['path']}"
     elif len(models) == 1:
         served = f"serving {amount} of {models[0]['path']}"
+    elif not tables:
+        served = f"serving {len(models)} whole models"
     else:
         served = f"serving {len(models)} models, {amount}"
     waiting = ", ".join(f"'{name}'" for name in what["waiting"])
     titles = {"grpc_port": "gRPC", "resp_port": "the Redis protocol"}
     others = "".join(f", {title} at port {what[name]}" for name, title in titles.items() if name in what)
+    if older := sum(len(model["versions"]) - 1 for model in models):
+        served += f", and {_counted(older, 'older version')}"
     if waiting:
         others += f", waiting for a version of {waiting}"
     return f"{served} at {_url(settings)}{others} (interactive documentation at /docs)"

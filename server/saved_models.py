@@ -31,6 +31,7 @@ from kvtools.server.protos import DATA_TYPES
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import FROM_TENSORFLOW, STRING, Array, TensorSpec
 from kvtools.server.store import ServedFile, TableStore
+from kvtools.tensorflow_error import reason
 from kvtools.tfrecord import read_records
 from kvtools.warmup import MOST_RECORDS, WARMUP_FILE, logged_request
 
@@ -90,10 +91,9 @@ class _Graph:
             return call(*arrays)  # type: ignore[no-any-return]
         except errors.OpError as error:
             code = next((name for name, number in _codes(errors).items() if number == error.error_code), "UNKNOWN")
-            message = str(error.message).removeprefix("Graph execution error:").partition("[[{{node")[0]
-            raise ProtocolError(code if code in HTTP_STATUSES else "UNKNOWN", one_line(message)) from None
-        except ValueError as error:  # a shape that the graph refuses before it runs
-            raise ProtocolError("INVALID_ARGUMENT", one_line(str(error))) from None
+            raise ProtocolError(code if code in HTTP_STATUSES else "UNKNOWN", reason(error)) from None
+        except ValueError as error:  # a shape that the graph refuses before it runs, or an error that quotes bytes
+            raise ProtocolError("INVALID_ARGUMENT", reason(error)) from None
 
 
 class SavedModelStore:
@@ -133,7 +133,7 @@ class SavedModelStore:
                 session = tf1.Session(graph=graph)
                 meta = tf1.saved_model.load(session, [_TAG], str(self.path))
         except Exception as error:  # a damaged protobuf, an unknown operation, a missing file: all sorts of types
-            raise BadInputError(f"loading '{self.path}' with TensorFlow: {one_line(str(error))[:500]}") from error
+            raise BadInputError(f"loading '{self.path}' with TensorFlow: {reason(error)[:500]}") from error
         finally:
             said.setLevel(level)
         runs = _Graph(tf, session)

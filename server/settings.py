@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 _KEY_BYTES_IN_JSON = 32
+SAME_SIGNAL = 0.5  # s: SIGTERM or SIGINT so soon after the first one is the same one, as `timeout` sends it
 
 
 @dataclass(frozen=True)

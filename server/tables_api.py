@@ -8,6 +8,7 @@ OpenAPI.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Request, Response
@@ -298,10 +299,14 @@ def router(lookups: Lookups) -> APIRouter:
 
 def named_model(request: Request) -> str | None:
     """Return the model that the URL names, or None. Raises `RequestError` if it names several."""
-    models = request.query_params.getlist("model")
-    if len(models) > 1:
-        raise RequestError(400, "bad_parameter", "got the parameter 'model' twice in the URL, expected one model")
-    return models[0] if models else None
+    return _only_one(request, "model")
+
+
+def _only_one(request: Request, name: str) -> str | None:
+    values = request.query_params.getlist(name)
+    if len(values) > 1:
+        raise RequestError(400, "bad_parameter", f"got the parameter '{name}' twice in the URL, expected it once")
+    return values[0] if values else None
 
 
 def _listing_of_all(catalog: Catalog, limits: dict[str, int]) -> dict[str, Any]:
@@ -376,7 +381,7 @@ async def _serve(
                     400, "bad_parameter", f"got the parameter {name[:60]!r} in the URL, expected missing or model"
                 )
         named_model(request)
-        if missing is not None:
+        if _only_one(request, "missing") is not None:
             checked_missing(missing)
         answer = lookups.authorize(ask)
         if answer is None and kind != "row":
@@ -389,7 +394,7 @@ async def _serve(
     client = request.client
     lookups.tell(
         ask,
-        answer,
+        replace(answer, body=b"") if "without_body" in request.scope else answer,
         began=began,
         bytes_in=len(body),
         client=(client.host, client.port) if client else None,

@@ -29,7 +29,7 @@ class Telemetry(Observer):
         self._counted = Metrics(catalog, settings.shared)
         self._count = self._counted.counts.count
         self._failing = False
-        self._log = None if settings.access_log is None else AccessLog(settings.access_log, self._key_name)
+        self._log = None if settings.access_log is None else AccessLog(settings.access_log)
 
     def authorize(self, headers: Mapping[str, str], tables: Iterable[str]) -> None:
         """Let in who has a key for `tables`; everybody, where no keys were given."""
@@ -72,7 +72,7 @@ class Telemetry(Observer):
         """Count an answer, and have it logged."""
         self._count(answered)
         if self._log is not None:
-            self._log.add(answered)
+            self._log.add(answered, self._keys)
 
     def tick(self) -> None:
         """Tell the other workers what was counted; for every second."""
@@ -125,7 +125,3 @@ class Telemetry(Observer):
         self.tick()
         if self._log is not None:
             self._log.close()
-
-    def _key_name(self, headers: Mapping[str, str]) -> str:
-        key = self._keys.find(headers) if self._keys is not None else None
-        return key.name if key is not None else ""

@@ -1,6 +1,5 @@
-"""TensorFlow Serving's gRPC services: PredictionService (Predict, GetModelMetadata) and ModelService.
+"""TensorFlow Serving's gRPC services: PredictionService and ModelService.
 
-Classify, Regress and MultiInference take tf.Example, which no table does: they answer UNIMPLEMENTED and say so.
 Protocol: tensorflow_serving/apis of https://github.com/tensorflow/serving.
 """
 
@@ -12,6 +11,7 @@ from typing import Any
 
 from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion
+from kvtools.server.examples import classify, fill_classes, from_message, regress
 from kvtools.server.model_status import model_statuses
 from kvtools.server.protocol_error import ProtocolError, invalid, of_request
 from kvtools.server.protos import DATA_TYPES, message
@@ -20,6 +20,8 @@ from kvtools.server.settings import Settings
 from kvtools.server.signatures import (
     DEFAULT,
     TENSORFLOW_TYPES,
+    Array,
+    Signature,
     TensorSpec,
     ask,
     check_inputs,
@@ -28,7 +30,7 @@ from kvtools.server.signatures import (
     served_version,
     signature_of,
 )
-from kvtools.server.sources import ModelSource
+from kvtools.server.sources import MODEL_NAME, ModelSource
 from kvtools.server.tensor_proto import decode, encode
 from kvtools.server.version_policy import VersionPolicy
 
@@ -45,10 +47,17 @@ _STATES: dict[str, int] = {
     value.name: value.number
     for value in message("tensorflow.serving.ModelVersionStatus").DESCRIPTOR.enum_types[0].values
 }
+_CLASSIFY, _REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"
 _PLATFORMS = ("", "tensorflow")
 
 _PredictRequest = message("tensorflow.serving.PredictRequest")
 _PredictResponse = message("tensorflow.serving.PredictResponse")
+_ClassificationRequest = message("tensorflow.serving.ClassificationRequest")
+_ClassificationResponse = message("tensorflow.serving.ClassificationResponse")
+_RegressionRequest = message("tensorflow.serving.RegressionRequest")
+_RegressionResponse = message("tensorflow.serving.RegressionResponse")
+_MultiRequest = message("tensorflow.serving.MultiInferenceRequest")
+_MultiResponse = message("tensorflow.serving.MultiInferenceResponse")
 _MetadataRequest = message("tensorflow.serving.GetModelMetadataRequest")
 _MetadataResponse = message("tensorflow.serving.GetModelMetadataResponse")
 _SignatureDefMap = message("tensorflow.serving.SignatureDefMap")
@@ -89,6 +98,52 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
         for name, array in answer.items():
             encode(array, response.outputs[name])
         _name(response.model_spec, served, spec.signature_name or DEFAULT)
+        return response.SerializeToString()  # type: ignore[no-any-return]
+
+    def asked(spec: Any, caller: Caller) -> tuple[ServedVersion, Signature]:
+        served = _served(catalog, spec)
+        caller.asks(served)
+        signature = signature_of(served, spec.signature_name)
+        caller.signature = signature.name
+        return served, signature
+
+    def classification(data: bytes, caller: Caller) -> bytes:
+        caller.authorize()
+        request = parse(_ClassificationRequest, data)
+        served, signature = asked(request.model_spec, caller)
+        response = _ClassificationResponse()
+        fill_classes(*classify(signature, from_message(request.input), settings, caller), response.result)
+        _name(response.model_spec, served, request.model_spec.signature_name or DEFAULT)
+        return response.SerializeToString()  # type: ignore[no-any-return]
+
+    def regression(data: bytes, caller: Caller) -> bytes:
+        caller.authorize()
+        request = parse(_RegressionRequest, data)
+        served, signature = asked(request.model_spec, caller)
+        response = _RegressionResponse()
+        _fill_values(regress(signature, from_message(request.input), settings, caller), response.result)
+        _name(response.model_spec, served, request.model_spec.signature_name or DEFAULT)
+        return response.SerializeToString()  # type: ignore[no-any-return]
+
+    def multi_inference(data: bytes, caller: Caller) -> bytes:
+        caller.authorize()
+        request = parse(_MultiRequest, data)
+        if not request.tasks:
+            raise invalid("Inference request has no tasks")
+        if len({task.model_spec.name for task in request.tasks}) > 1:
+            raise invalid("All ModelSpecs in a MultiInferenceRequest must access the same model name.")
+        examples = from_message(request.input)
+        response = _MultiResponse()
+        for task in request.tasks:
+            served, signature = asked(task.model_spec, caller)
+            result = response.results.add()
+            if task.method_name == _CLASSIFY:
+                fill_classes(*classify(signature, examples, settings, caller), result.classification_result)
+            elif task.method_name == _REGRESS:
+                _fill_values(regress(signature, examples, settings, caller), result.regression_result)
+            else:
+                raise ProtocolError("UNIMPLEMENTED", f"Unsupported signature method_name: {task.method_name[:80]}")
+            _name(result.model_spec, served, task.model_spec.signature_name or DEFAULT)
         return response.SerializeToString()  # type: ignore[no-any-return]
 
     def metadata(data: bytes, caller: Caller) -> bytes:
@@ -144,22 +199,14 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
             response.metric.add(name=name).int64_value_increase = 0
         return response.SerializeToString()  # type: ignore[no-any-return]
 
-    def no_examples(name: str) -> Method:
-        def refuse(data: bytes, caller: Caller) -> bytes:
-            raise ProtocolError(
-                "UNIMPLEMENTED",
-                f"{name} takes tf.Example, which this server does not; use Predict, and give a signature of serialized"
-                " tf.Example its strings",
-            )
-
-        return refuse
-
     return {
         f"{_PREDICTION}/Predict": predict,
         f"{_PREDICTION}/GetModelMetadata": metadata,
         f"{_MODEL}/GetModelStatus": status,
         RELOAD: reload,
-        **{f"{_PREDICTION}/{name}": no_examples(name) for name in ("Classify", "Regress", "MultiInference")},
+        f"{_PREDICTION}/Classify": classification,
+        f"{_PREDICTION}/Regress": regression,
+        f"{_PREDICTION}/MultiInference": multi_inference,
     }
 
 
@@ -173,6 +220,11 @@ def _served(catalog: Catalog, spec: Any) -> ServedVersion:
         number=spec.version.value if choice == "version" else None,
         label=spec.version_label if choice == "version_label" else None,
     )
+
+
+def _fill_values(values: Array, result: Any) -> None:
+    for value in values.tolist():
+        result.regressions.add(value=value)
 
 
 def _name(spec: Any, served: ServedVersion, signature: str) -> None:
@@ -215,6 +267,8 @@ def model_sources(config: Any) -> list[ModelSource]:
     for model in config.model_config_list.config:
         if not model.name:
             raise invalid("a ModelConfig has no name")
+        if not MODEL_NAME.fullmatch(model.name):
+            raise invalid(f"model {model.name[:200]!r}: expected a name of letters, digits and any of _ . -")
         if any(source.name == model.name for source in sources):
             raise invalid(f"Illegal to list model {model.name} multiple times in config list")
         if not model.base_path:

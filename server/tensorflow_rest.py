@@ -1,17 +1,16 @@
 """TensorFlow Serving's REST interface: predictions, status and metadata of models.
 
-    POST /v1/models/{model}[/versions/{version}|/labels/{label}]:predict
+    POST /v1/models/{model}[/versions/{version}|/labels/{label}]:predict, :classify, :regress
     GET  /v1/models/{model}[/versions/{version}|/labels/{label}][/metadata]
 
 The forms of requests and answers are those of https://www.tensorflow.org/tfx/serving/api_rest; an error is
 `{"error": "..."}`. Beyond it, `output_filter` in a request names the outputs to answer with, as gRPC's field of that
-name does; without it all outputs are answered. `:classify` and `:regress` are not there: they take tf.Example in JSON,
-which no table does. `:predict` takes serialized ones for a signature of them.
+name does; without it all outputs are answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -21,12 +20,14 @@ from pydantic_core import to_json
 
 from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion
+from kvtools.server.examples import classes_text, classify, from_json, regress
 from kvtools.server.json_tensor import is_base64, load_json, row_texts, shown, tensor, text_blocks
 from kvtools.server.model_status import model_statuses
 from kvtools.server.observer import Observer
 from kvtools.server.protocol_error import ProtocolError, invalid
 from kvtools.server.protocol_routes import (
     Body,
+    Endpoint,
     ProtocolRouter,
     Threads,
     blocks_response,
@@ -50,6 +51,7 @@ from kvtools.server.signatures import (
 )
 
 _NUMBERS_AT_ONCE = 65536
+_Inference = Callable[[ServedVersion, dict[str, Any], Settings, Caller], Response]
 _PREDICT = Body(
     {"signature_name": "user_emb", "instances": [17, -3]},
     {
@@ -71,6 +73,21 @@ _PREDICTED = Body(
         "oneOf": [{"required": ["predictions"]}, {"required": ["outputs"]}],
     },
 )
+_EXAMPLES = Body(
+    {"signature_name": "ctr", "context": {"user": 17}, "examples": [{"item": 5, "tags": ["a", "b"]}, {"item": 9}]},
+    {
+        "type": "object",
+        "properties": {
+            "signature_name": {"type": "string"},
+            "context": {"type": "object", "description": "Features that all examples have."},
+            "examples": {"type": "array", "minItems": 1, "items": {"type": "object"}},
+        },
+        "required": ["examples"],
+    },
+)
+_RESULTS = {"type": "object", "required": ["results"], "properties": {"results": {"type": "array"}}}
+_CLASSIFIED = Body({"results": [[["no", 0.75], ["yes", 0.25]], [["no", 0.5], ["yes", 0.5]]]}, _RESULTS)
+_REGRESSED = Body({"results": [0.25, -0.5]}, _RESULTS)
 _STATUS = Body(
     {
         "model_version_status": [
@@ -125,17 +142,21 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
     def asked(request: Request) -> ServedVersion:
         return served_version(catalog, **named(request))
 
-    async def predict(request: Request, caller: Caller) -> Response:
-        caller.authorize()
-        served = asked(request)
-        caller.asks(served)
-        limit = settings.body_limit
-        body = await read_ids(request.receive, caller.headers, limit)
-        encoding = caller.headers.get("content-encoding", "")
-        return await threads.run(
-            lambda: _predict(served, decode_ids(body, encoding, limit), settings, caller),
-            small=not encoding and is_small(served, len(body)),  # what is packed may be more than it looks
-        )
+    def inference(work: _Inference, *, ever_small: bool = False) -> Endpoint:
+        async def answer(request: Request, caller: Caller) -> Response:
+            caller.authorize()
+            served = asked(request)
+            caller.asks(served)
+            limit = settings.body_limit
+            body = await read_ids(request.receive, caller.headers, limit)
+            encoding = caller.headers.get("content-encoding", "")
+            return await threads.run(
+                lambda: work(served, _document(decode_ids(body, encoding, limit)), settings, caller),
+                # What is packed may be more than it looks.
+                small=ever_small and not encoding and is_small(served, len(body)),
+            )
+
+        return answer
 
     async def status(request: Request, caller: Caller) -> Response:
         caller.authorize()
@@ -157,15 +178,6 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
         caller.authorize()
         return json_response(_metadata(asked(request)))
 
-    async def no_examples(request: Request, caller: Caller) -> Response:
-        asked(request)
-        method = request.url.path.rpartition(":")[2]
-        raise ProtocolError(
-            "UNIMPLEMENTED",
-            f":{method} takes tf.Example in JSON, which this server does not; use :predict, and give a signature of"
-            ' serialized tf.Example its strings as {"b64": "..."}',
-        )
-
     async def malformed(request: Request, caller: Caller) -> Response:
         if request.method == "GET" and request.url.path.rstrip("/") == "/v1/models":
             raise invalid("Missing model name in request.")
@@ -177,14 +189,22 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
         add_route(
             "POST",
             f"{path}:predict",
-            predict,
+            inference(_predict, ever_small=True),
             kind="predict",
             summary=f"Predict, by {of}",
             body=_PREDICT,
             answer=_PREDICTED,
         )
-        for method in ("classify", "regress"):
-            add_route("POST", f"{path}:{method}", no_examples)
+        for method, work, answer in (("classify", _classify, _CLASSIFIED), ("regress", _regress, _REGRESSED)):
+            add_route(
+                "POST",
+                f"{path}:{method}",
+                inference(work),
+                kind=method,
+                summary=f"{method.capitalize()} examples, by {of}",
+                body=_EXAMPLES,
+                answer=answer,
+            )
         add_route(
             "GET",
             f"{path}/metadata",
@@ -200,10 +220,14 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
     return routes
 
 
-def _predict(served: ServedVersion, body: bytes, settings: Settings, caller: Caller) -> Response:
+def _document(body: bytes) -> dict[str, Any]:
     document = load_json(body)
     if not isinstance(document, dict):
         raise invalid(f"JSON Value: {shown(document)} Is not object")
+    return document
+
+
+def _signature(served: ServedVersion, document: dict[str, Any], caller: Caller) -> Signature:
     name = document.get("signature_name", "")
     if not isinstance(name, str):
         raise invalid(
@@ -211,6 +235,23 @@ def _predict(served: ServedVersion, body: bytes, settings: Settings, caller: Cal
         )
     signature = signature_of(served, name)
     caller.signature = signature.name
+    return signature
+
+
+def _classify(served: ServedVersion, document: dict[str, Any], settings: Settings, caller: Caller) -> Response:
+    signature = _signature(served, document, caller)
+    labels, scores = classify(signature, from_json(document), settings, caller)
+    return blocks_response(classes_text(labels, scores), scores.size)
+
+
+def _regress(served: ServedVersion, document: dict[str, Any], settings: Settings, caller: Caller) -> Response:
+    signature = _signature(served, document, caller)
+    values = regress(signature, from_json(document), settings, caller)
+    return blocks_response(chain([b'{"results":'], text_blocks(values), [b"}"]), values.size)
+
+
+def _predict(served: ServedVersion, document: dict[str, Any], settings: Settings, caller: Caller) -> Response:
+    signature = _signature(served, document, caller)
     by_rows = "instances" in document
     if by_rows and "inputs" in document:
         raise invalid(

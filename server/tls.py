@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from pathlib import Path
 
 from kvtools.errors import BadInputError
 from kvtools.server.settings import Settings
+
+_NOT_OF_TODAY = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
@@ -43,3 +46,27 @@ def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> N
             f"setting up TLS: '{certificate}' and '{key}' are no certificate (PEM) and the key to it:"
             f" {getattr(error, 'reason', None) or error}"
         ) from error
+
+
+def not_of_today(certificate: Path, key: Path) -> str:
+    """Return a sentence about a certificate that clients refuse by its dates, "" of any other.
+
+    It is shown to a client that trusts it, in memory: whatever else clients may hold against it is not asked.
+    """
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(certificate, key)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certificate)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asks, answers = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+    try:
+        for side in (asks, answers, asks):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in _NOT_OF_TODAY:
+            return f"clients refuse the certificate in '{certificate}': {error.verify_message}"
+    except ssl.SSLError:  # of something else
+        pass
+    return ""

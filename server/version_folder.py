@@ -15,13 +15,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_NUMBERED = re.compile(r"(\d{1,18})(\.kvsnap|\.snapshot)?")
+_NUMBERED = re.compile(r"([0-9]+)(\.kvsnap|\.snapshot)?")
+_MOST = 2**63 - 1  # as protocols have them, int64
 # What is not a version yet: as kvtools and others name what they are writing.
 _UNDER_WAY = re.compile(
-    r"\.\d{1,18}(\.kvsnap|\.snapshot)?\.kvtools-.+|\.?\d{1,18}(\.kvsnap|\.snapshot)?\.(tmp|temp|part|partial|incomplete)"
+    r"\.[0-9]+(\.kvsnap|\.snapshot)?\.kvtools-.+|\.?[0-9]+(\.kvsnap|\.snapshot)?\.(tmp|temp|part|partial|incomplete)"
 )
 _LEFT_ALONE = 3600.0  # s: who writes does not stop for so long
-_OTHER_FILES = re.compile(r"(\d{1,18})\.(npz|h5|hdf5|parquet|arrow|safetensors)")
+_OTHER_FILES = re.compile(r"([0-9]{1,18})\.(npz|h5|hdf5|parquet|arrow|safetensors)")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 _SNAPSHOTS = (".kvsnap", ".snapshot")
 _MAKE_SNAPSHOT = "make a snapshot of it, `kvtools migrate --to snapshot`"
@@ -54,7 +55,7 @@ def is_folder_of_versions(path: str) -> bool:
     if _URL.match(path):
         return False
     try:
-        return any(_number(entry) is not None for entry in os.scandir(path))
+        return any(_is_numbered(entry) for entry in os.scandir(path))
     except OSError:
         return False
 
@@ -65,13 +66,16 @@ def versions_in(folder: str) -> list[FoundVersion]:
     others: dict[int, str] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            number = _number(entry)
-            if number is not None:
+            number = _number(entry.name)
+            if number is None:
+                if other := _OTHER_FILES.fullmatch(entry.name):
+                    others[int(other[1])] = f"{entry.name!r} is no version: {_MAKE_SNAPSHOT}"
+            elif _is_numbered(entry):
                 by_number.setdefault(number, []).append(entry.name)
-            elif other := _OTHER_FILES.fullmatch(entry.name):
-                others[int(other[1])] = f"{entry.name!r} is no version: {_MAKE_SNAPSHOT}"
-            elif entry.name.isdecimal() and _NUMBERED.fullmatch(entry.name) and entry.is_file():
-                others[int(entry.name)] = f"{entry.name!r} is no version: a snapshot is called {entry.name}.kvsnap"
+            elif entry.is_file():
+                others[number] = f"{entry.name!r} is no version: a snapshot is called {entry.name}.kvsnap"
+            elif Path(entry.path).exists():  # a pipe, which nothing may ever be written to
+                others[number] = f"{entry.name!r} is no version: it is neither a file nor a folder"
     found = [FoundVersion(number, "", (), 0, problem) for number, problem in others.items() if number not in by_number]
     for number, names in sorted(by_number.items()):
         if len(names) > 1:
@@ -91,17 +95,19 @@ def versions_in(folder: str) -> list[FoundVersion]:
     return sorted(found, key=lambda version: version.number)
 
 
-def passed_over(folder: str) -> list[str]:
-    """Return the names in a folder that end as those of snapshots and have no number; raises `OSError`."""
+def passed_over(folder: str) -> dict[str, str]:
+    """Return the names in a folder that look like those of versions and can be of none, and why; raises `OSError`."""
+    told = {}
     with os.scandir(folder) as entries:
-        return sorted(
-            entry.name
-            for entry in entries
-            if entry.name.endswith(_SNAPSHOTS)
-            and not entry.name.startswith(".")
-            and not _NUMBERED.fullmatch(entry.name)
-            and not entry.is_symlink()
-        )
+        for entry in entries:
+            named = _NUMBERED.fullmatch(entry.name)
+            if named and entry.is_symlink() and not Path(entry.path).exists():
+                told[entry.name] = "it is a link to nothing"
+            elif named and int(named[1]) > _MOST:
+                told[entry.name] = f"its number is above {_MOST}"
+            elif entry.name.endswith(_SNAPSHOTS) and not (named or entry.name[0] == "." or entry.is_symlink()):
+                told[entry.name] = "its name is no number"
+    return dict(sorted(told.items()))
 
 
 def left_behind(folder: str) -> list[str]:
@@ -127,19 +133,23 @@ def single_version(path: str) -> list[FoundVersion]:
     """Return the one version that `path` is: its number is that of its name, or 1; none if there is nothing."""
     if _URL.match(path):
         return [FoundVersion(1, path, (), 0)]
-    named = _NUMBERED.fullmatch(Path(path).name)
+    number = _number(Path(path).name)
     stamp, changed = _stamp(Path(path))
-    return [FoundVersion(int(named[1]) if named else 1, path, stamp, changed)] if stamp else []
+    return [FoundVersion(1 if number is None else number, path, stamp, changed)] if stamp else []
 
 
-def _number(entry: os.DirEntry[str]) -> int | None:
+def _number(name: str) -> int | None:
+    named = _NUMBERED.fullmatch(name)
+    return int(named[1]) if named and int(named[1]) <= _MOST else None
+
+
+def _is_numbered(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder or a snapshot whose name is a number, however large."""
     named = _NUMBERED.fullmatch(entry.name)
-    if named is None:
-        return None
     try:
-        return int(named[1]) if named[2] or entry.is_dir() else None
+        return named is not None and (entry.is_dir() or (bool(named[2]) and entry.is_file()))
     except OSError:
-        return None
+        return False
 
 
 def _stamp(path: Path) -> tuple[Stamp, float]:

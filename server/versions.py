@@ -27,6 +27,7 @@ import contextlib
 import itertools
 import logging
 import queue
+import secrets
 import threading
 import time
 import weakref
@@ -112,6 +113,7 @@ class _Reload:
 
     names: frozenset[str]
     done: Future[dict[str, str]] = field(default_factory=Future)
+    token: str = field(default_factory=lambda: secrets.token_hex(8))  # what the other workers know it by
 
 
 class Versions:
@@ -147,7 +149,7 @@ class Versions:
         self._changing = threading.Lock()  # what `_models` holds, and publishing it
         # Simple queues may be used from finalizers and signal handlers: their `put` is reentrant.
         self._messages: queue.SimpleQueue[_Reload | str] = queue.SimpleQueue()
-        self._reload: _Reload | None = None  # the last one that was asked for
+        self._reload = ""  # the last one that this worker was asked for
         self._stop = threading.Event()
         self._loader = VersionLoader(settings, options, self._shared, self._stop)
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
@@ -238,7 +240,7 @@ class Versions:
             raise RequestError(400, "follows", f"model '{model}' follows a chain, which has one version and no labels")
         if number is not None:
             self._catalog.version(model, number=number)
-        with self._changing:
+        with self._change(), self._changing:
             state = self._models.get(model)
             if state is None:  # taken away at this moment
                 raise UnknownModelError(f"there is no model '{model}'")
@@ -268,11 +270,13 @@ class Versions:
             if source.name in self._catalog.follows:
                 raise RequestError(400, "follows", f"model '{source.name}' follows a chain; name this one otherwise")
         named = {source.name for source in sources}
-        with self._changing:
-            others = [model.source for name, model in self._models.items() if name not in named]
-            self._share([*sources, *others])
-            self._reload = reload = _Reload(frozenset(named))
-        self._take([*sources, *others])
+        with self._change():
+            with self._changing:
+                others = [model.source for name, model in self._models.items() if name not in named]
+                reload = _Reload(frozenset(named))
+                self._share([*sources, *others], reload.token)
+                self._reload = reload.token
+            self._take([*sources, *others])
         self._messages.put(reload)
         return reload.done
 
@@ -283,12 +287,14 @@ class Versions:
             for name, model in self._models.items()
             if name in reload.names and (not model.served or model.is_of_another_path)
         }
-        if not failed and reload is self._reload:  # a later one knows what it wants
-            with self._changing:
-                kept = [model.source for name, model in self._models.items() if name in reload.names]
-                if len(kept) < len(self._models):
-                    self._share(kept)
-            self._take(kept)
+        if not failed:
+            with self._change():
+                if reload.token == (self._shared.reload if self._shared else self._reload):  # a later one knows better
+                    with self._changing:
+                        kept = [model.source for name, model in self._models.items() if name in reload.names]
+                        if len(kept) < len(self._models):
+                            self._share(kept)
+                    self._take(kept)
         self._say_same_tables()
         reload.done.set_result(failed)
 
@@ -307,9 +313,17 @@ class Versions:
                 self._catalog.remove(name)
                 log.info("model '%s' is let go: it is not among those that are to be served now", name)
 
-    def _share(self, sources: Sequence[ModelSource]) -> None:
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """Change what is served, one worker at a time: on top of what the others changed, which is taken over first."""
+        with self._shared.change() if self._shared else contextlib.nullcontext() as changed:
+            if changed is not None:
+                self._take(changed)
+            yield
+
+    def _share(self, sources: Sequence[ModelSource], reload: str = "") -> None:
         if self._shared:
-            self._shared.write(sources)
+            self._shared.write(sources, reload)
 
     # The thread.
 
@@ -403,10 +417,10 @@ class Versions:
         path = state.source.path
         if state.in_folder or is_folder_of_versions(path):
             state.in_folder = True
-            for name in passed_over(path):
+            for name, why in passed_over(path).items():
                 if name not in state.passed_over:
                     state.passed_over.add(name)
-                    line = f"model '{state.source.name}': '{name}' in its folder is no version: its name is no number"
+                    line = f"model '{state.source.name}': '{name}' in its folder is no version: {why}"
                     self._say_first(logging.WARNING, line)
             for name in left_behind(path):
                 if name not in state.passed_over:
@@ -467,11 +481,13 @@ class Versions:
             state.bad.pop(number, None)
             state.loads += 1
             self._publish(state)
-        rows = sum(table.schema.rows for table in version.store.tables.values())
+        tables = version.store.tables.values()
+        # A whole model, which TensorFlow runs, tells of no tables.
+        what = f"{sum(table.schema.rows for table in tables):,} rows" if tables else "the whole model"
         seconds = time.monotonic() - started
         if self._started:
-            line = "model '%s': version %d is served: %s rows, after %.1f s"
-            log.info(line, version.model, number, f"{rows:,}", seconds)
+            line = "model '%s': version %d is served: %s, after %.1f s"
+            log.info(line, version.model, number, what, seconds)
         return True
 
     def _settled(self, state: _Model, found: FoundVersion) -> bool:
@@ -635,6 +651,9 @@ class Versions:
             return state.said
         if Path(state.source.path).is_dir():
             found = "there is no version in this folder (a folder or snapshot whose name is a number)"
+            with contextlib.suppress(OSError):
+                for name, why in list(passed_over(state.source.path).items())[:1]:
+                    found += f"; '{name}' is none: {why}"
         else:
             found = "there is nothing at its path"
         return f"{found}; --wait waits for one" if paths and not self._settings.wait else found
@@ -648,7 +667,7 @@ def _bad_line(state: _Model, number: int, message: str) -> str:
     if number in state.served and state.is_damaged(number):
         rest = "it is taken out of service"
     elif stays := ", ".join(map(str, sorted(state.served))):
-        rest = f"version {stays} stays"
+        rest = f"version {stays} stays" if len(state.served) == 1 else f"versions {stays} stay"
     else:
         rest = "no other version is served"
     return f"model '{state.source.name}': version {number} cannot be served: {one_line(message)} ({rest})"
@@ -662,4 +681,7 @@ def _trouble(state: _Model, by_number: Mapping[int, FoundVersion], chosen: Seque
     for label, number in state.source.labels.items():
         if number not in by_number and number not in state.served:
             return f"label '{label}' names version {number}, which is not in its folder"
+    for number in state.source.policy.numbers:
+        if number not in by_number:
+            return f"version {number} is to be served, and is not in its folder"
     return ""

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtools.errors import KvtoolsError, one_line
+from kvtools.server.settings import SAME_SIGNAL
 from kvtools.server.terminal import has_terminal
 
 log = logging.getLogger("kvtools.serve")
@@ -241,13 +242,15 @@ class Supervisor:
             if worker.listener is not None:
                 worker.listener.close()
         self._tell(signal.SIGTERM)
-        last = time.monotonic() + self._grace + _AFTER_GRACE
+        began = time.monotonic()
+        last = began + self._grace + _AFTER_GRACE
         self._reap()
         while any(worker.pid for worker in self._workers) and (left := last - time.monotonic()) > 0:
             received = signal.sigtimedwait(_SIGNALS, left)
-            if received and received.si_signo in (signal.SIGTERM, signal.SIGINT):  # the second one
+            number = received.si_signo if received else 0
+            if number in (signal.SIGTERM, signal.SIGINT) and time.monotonic() >= began + SAME_SIGNAL:  # the second one
                 self._tell(signal.SIGKILL)
-                return 128 + received.si_signo
+                return 128 + number
             self._reap()
         late = [worker.slot for worker in self._workers if worker.pid]
         if late:

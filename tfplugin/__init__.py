@@ -6,6 +6,18 @@
 
 import importlib as _importlib
 
+from kvtools import op_library as _op_library
+
+try:
+    import tensorflow as _tensorflow  # noqa: F401
+except ModuleNotFoundError as _error:
+    if _error.name != "tensorflow":
+        raise
+    raise ModuleNotFoundError(
+        f"tfplugin needs TensorFlow {_op_library.SUPPORTED}, and none is installed: pip install 'kvtools[tensorflow]'",
+        name="tensorflow",
+    ) from None
+
 from tfplugin import checkpoint as _checkpoint
 from tfplugin import optimizers, policies
 from tfplugin.chain.manager import CheckpointManager

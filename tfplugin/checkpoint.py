@@ -7,6 +7,7 @@ mechanisms to call them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -276,8 +277,9 @@ def _deserialize_partitioned(cls: Any, proto: Any, dependencies: Mapping[str, An
     return PartitionedKvVariable(_unpacked(proto)["name"], [part for _, part in parts])
 
 
+@functools.cache
 def register() -> None:
-    """Tells TensorFlow how to save, restore and re-create the two classes. Done once per process."""
+    """Tells TensorFlow how to save, restore and re-create the two classes. Done once per process, which may reload."""
     for cls, deserialize in ((KvVariable, _deserialize_variable), (PartitionedKvVariable, _deserialize_partitioned)):
         cls._serialize_to_proto = lambda self, **kwargs: _packed(self)  # type: ignore[attr-defined]
         cls._deserialize_from_proto = classmethod(deserialize)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -76,11 +77,11 @@ def _one_each(keys: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         return tf.identity(weights)
 
 
-def pool(table_rows: tf.Tensor, which: tf.Tensor, bags: Bags, combiner: str) -> tf.Tensor:
-    """Row ``which[i]`` of `table_rows` for id i, combined into [count, dim]. Rows without ids are zeros."""
+def pool(table_rows: tf.Tensor, which: tf.Tensor | None, bags: Bags, combiner: str) -> tf.Tensor:
+    """Row ``which[i]`` of `table_rows`, or row i, for id i, combined into [count, dim]. Rows without ids are zeros."""
     low_precision = table_rows.dtype in (tf.float16, tf.bfloat16)
     wide = tf.cast(table_rows, tf.float32) if low_precision else table_rows
-    gathered = tf.gather(wide, which)
+    gathered = wide if which is None else tf.gather(wide, which)
     weights = tf.ones_like(bags.rows, wide.dtype) if bags.weights is None else tf.cast(bags.weights, wide.dtype)
     if bags.weights is not None:
         gathered *= weights[:, tf.newaxis]
@@ -88,6 +89,37 @@ def pool(table_rows: tf.Tensor, which: tf.Tensor, bags: Bags, combiner: str) -> 
     if combiner != "sum":
         power = weights if combiner == "mean" else weights * weights
         divisor = tf.math.unsorted_segment_sum(power, bags.rows, bags.count)
-        divisor = divisor if combiner == "mean" else tf.sqrt(divisor)
+        if combiner == "sqrtn":
+            # The second derivative of the root of 0, of rows without ids or of weight 0, is no number.
+            some = divisor > 0
+            divisor = tf.where(some, tf.sqrt(tf.where(some, divisor, 1)), 0)
         total = tf.math.divide_no_nan(total, divisor[:, tf.newaxis])
     return tf.cast(total, table_rows.dtype) if low_precision else total
+
+
+def weights_gradient_gradient(
+    rows_of: Callable[[Bags], tf.Tensor], ids: PooledIds, combiner: str, gradient: tf.Tensor, upstream: tf.Tensor
+) -> tuple[Bags, tf.Tensor | None, tf.Tensor, tf.Tensor | None]:
+    """Derivatives of the gradient by the weights: that is of the ids' rows, of the weights, and of a gradient.
+
+    Args:
+      rows_of: the rows of the ids one by one, [n, dim].
+      ids: weighted.
+      combiner: see `pool`.
+      gradient: that of the pooled rows.
+      upstream: that of the gradient by the weights.
+
+    Returns:
+      The ids one by one; and the derivatives by their rows, by `gradient`, and by the weights (None: it has none).
+    """
+    bags = bags_of(ids)
+    rows, weights = rows_of(bags), ids.weights
+    with tf.GradientTape() as outer:
+        outer.watch([rows, gradient, weights])
+        with tf.GradientTape() as inner:
+            inner.watch(weights)
+            pooled = pool(rows, None, bags_of(ids), combiner)
+        # Of weights of which some are left out it is slices.
+        by_weights = tf.convert_to_tensor(inner.gradient(pooled, weights, gradient))
+    by_rows, by_gradient, twice = outer.gradient(by_weights, [rows, gradient, weights], upstream)
+    return bags, by_rows, by_gradient, None if twice is None else tf.convert_to_tensor(twice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import io
 import logging
@@ -17,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.saved_model import save_context
 
 from tfplugin import ranks, session_model
-from tfplugin.keras_inputs import first_holder
+from tfplugin.keras_inputs import first_holder, given_as
 from tfplugin.keras_models import held_by
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import put_together
@@ -102,7 +103,8 @@ def export_saved_model(
       feed: of a session: what else `outputs` need, a number, text, True or False for each tensor, such as
         ``{is_training: False}``. They are constants of what is served.
       read_only: of a session: have lookups that insert missing keys, as in training, answer them with zeros.
-      input_signature: of a Keras model: what its inputs are, as for its ``export``, where the model does not say.
+      input_signature: of a Keras model: what its inputs are, as for its ``export``, where the model does not say. In a
+        dictionary one without a name is named by its key.
       clip: which rows to leave out: criteria for all tables, or a policy of criteria by table; see `kvtools.clip`. A
         key that was cut is answered as one that was never there.
       keep_zeros: keep rows of zeros, too.
@@ -315,20 +317,23 @@ def _keras_of(model: Any) -> Any:
     return None
 
 
-def _warn_of_ragged(model: Any) -> None:
-    """Keras 3 exports ragged inputs as dense ones, and says nothing."""
+def _warn_of_padding(model: Any) -> None:
+    """Keras 3 exports ragged and sparse inputs as dense ones, and says nothing."""
     for reference in getattr(model, "inputs", None) or ():
-        layer = first_holder(reference) if getattr(reference, "ragged", False) is True else None
+        kind = next((kind for kind in ("ragged", "sparse") if getattr(reference, kind, False) is True), None)
+        said = f"is {kind} in the model" if kind else f"the model was called on {given_as(reference)} ids for"
+        layer = first_holder(reference) if kind or given_as(reference) else None
         parts = [] if layer is None else [part for table in held_by(layer) for part in table._kv_parts[:1]]
         unpadded = [repr(part.partitioned_name or part.name) for part in parts if part.policies.padding_key is None]
         if unpadded:
             _log.warning(
-                "%s is exported with a dense input '%s', which is ragged in the model: lists of different lengths have "
+                "%s is exported with a dense input '%s', which %s: lists of different lengths have "
                 "to be padded, and for %s padding is an id like any other, which counts in a mean. Give the table a "
                 "padding_id before it is trained; or export, as signatures=, a function that makes the ragged tensor "
                 "of values and row lengths.",
                 _called(model),
                 reference.name,
+                said,
                 ", ".join(unpadded),
             )
 
@@ -337,8 +342,8 @@ def _keras_export(model: Any, folder: Path, input_signature: Any) -> None:
     # It prints what it has written, and where.
     options: dict[str, Any] = {"verbose": False} if "verbose" in inspect.signature(model.export).parameters else {}
     if input_signature is not None:
-        options["input_signature"] = input_signature
-    _warn_of_ragged(model)
+        options["input_signature"] = _named_by_keys(input_signature)
+    _warn_of_padding(model)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             model.export(str(folder), **options)
@@ -355,6 +360,21 @@ def _keras_export(model: Any, folder: Path, input_signature: Any) -> None:
             f"input_signature=[{', '.join(_spec(shape) for shape in shapes.values())}]; or name "
             "signatures={'serving_default': function}, a tf.function with an input_signature."
         ) from error
+
+
+def _named_by_keys(specs: Any, name: str | None = None) -> Any:
+    """Specs of inputs, of which those without a name get their key in a dictionary: the export would number them."""
+    if isinstance(specs, Mapping):
+        return {key: _named_by_keys(spec, key) for key, spec in specs.items()}
+    if type(specs) in (list, tuple):
+        return type(specs)(_named_by_keys(spec) for spec in specs)
+    if name is None or getattr(specs, "name", name) is not None:
+        return specs
+    if isinstance(specs, tf.TensorSpec):
+        return tf.TensorSpec(specs.shape, specs.dtype, name)
+    named = copy.copy(specs)
+    named.name = name
+    return named
 
 
 def _spec(shapes: Any, name: str = "") -> str:

@@ -92,7 +92,7 @@ def resolve(initializer: Any, name: str, dim: int, dtype: tf.DType) -> KvInitial
 
     Raises:
       ValueError: a Tensor whose shape is not defined or does not end in ``dim``; an initializer of whole matrices, such
-        as ``Orthogonal``.
+        as ``Orthogonal``; a ``Constant`` of a matrix.
       TypeError: something else.
 
     `VarianceScaling` and its kin (Glorot, He, LeCun) take the number of inputs and outputs of a layer from the shape. A
@@ -120,8 +120,16 @@ def resolve(initializer: Any, name: str, dim: int, dtype: tf.DType) -> KvInitial
         return KvInitializer("constant", 0.0)
     if kind.startswith("ones"):
         return KvInitializer("constant", 1.0)
-    if kind.startswith("constant") and _scalar(getattr(initializer, "value", None)) is not None:
-        return KvInitializer("constant", float(initializer.value))
+    if kind.startswith("constant"):
+        value = getattr(initializer, "value", 0.0)
+        if np.ndim(value) > 1 and np.shape(value)[0] > 1:
+            raise ValueError(
+                f"get_kv_variable('{name}'): {type(initializer).__name__} of shape {np.shape(value)} has row number i "
+                "for id i, and a table has no numbers of rows. Write trained rows with table.upsert(keys, rows), of a "
+                "layer with layer.table.upsert(keys, rows), or give the rows that keys are to share as an array "
+                "[M, dim]."
+            )
+        return resolve(value, name, dim, dtype)
     if kind.startswith("randomuniform") and None not in (attribute["minval"], attribute["maxval"]):
         return KvInitializer("uniform", attribute["minval"], attribute["maxval"], seed)
     for prefix, native in (("randomnormal", "normal"), ("truncatednormal", "truncated_normal")):

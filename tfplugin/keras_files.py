@@ -353,15 +353,18 @@ def _warn_of_optimizer(saved: SavedTables, model: Any) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not saved.iterations:
         return
-    core, steps = innermost(optimizer), table_files.iterations_of(optimizer)
-    name = f"optimizer {type(core).__name__} of {_name(model)}"
+    cores, steps = [innermost(one) for one in tf.nest.flatten(optimizer)], table_files.iterations_of(optimizer)
+    name = f"optimizer {' and '.join(type(core).__name__ for core in cores)} of {_name(model)}"
     if steps != saved.iterations:
         warnings.warn(
             f"{saved.where}: Keras has not restored the state of {name}, which is at step {steps}, and was at "
             f"{saved.iterations}: the slots of tables begin anew, too, and losses are others than without the break.",
             stacklevel=4,
         )
-    elif type(core).__name__ == "Nadam" and type(core).__module__.startswith("tf_keras.src.optimizers.nadam"):
+    elif any(
+        type(core).__name__ == "Nadam" and type(core).__module__.startswith("tf_keras.src.optimizers.nadam")
+        for core in cores
+    ):
         warnings.warn(
             f"{saved.where}: tf_keras saves no product of the momenta of {name}: losses are others than without the "
             "break.",

@@ -4,11 +4,15 @@ Keras casts what a model is called on to the dtypes of its inputs, and says noth
 missing, which pandas keeps as float64, comes as float32 and trains rows of other ids; ids beyond 2^31 for an input of
 int32 are cut, and several share a row. A layer sees integers of that dtype only. So it is told here, where an input of
 ids leads to a table, and not of other inputs.
+
+Keras 3 also makes a dense tensor of sparse ids for an input that is dense, with zeros or empty strings between them,
+which would be ids, too. Layers of ours get them sparse, as those of tf_keras do.
 """
 
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,9 +20,19 @@ import numpy as np
 import tensorflow as tf
 
 from tfplugin.embedding_layers.built_by_shape import is_building
+from tfplugin.embedding_layers.collection import EmbeddingCollectionLayer
+from tfplugin.embedding_layers.embedding import EmbeddingLayer, PaddingMask
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.keras_models import held_by, is_shard, is_table
 from tfplugin.wrapped_method import defining_class, wrap_method, wrap_property
+
+#: The inputs of models that are dense, by their layers, and what they were given: "ragged" or "sparse".
+_given: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def given_as(reference: Any) -> str | None:
+    """Of an input of Keras 3 that is dense: "ragged" or "sparse" where its model was called on such ids."""
+    return _given.get(_maker(reference)) if hasattr(reference, "_keras_history") else None
 
 
 def _check(model: Any, value: Any, reference: Any) -> None:
@@ -86,12 +100,15 @@ def _is_floating(dtype: Any) -> bool:
         return getattr(dtype, "kind", None) == "f"
 
 
-def first_holder(reference: Any) -> Any:
-    """The first layer with a table that an input reaches, as integers all the way; None if there is none."""
+def first_holder(reference: Any, nodes: Any = None) -> Any:
+    """The first layer with a table that an input reaches, as integers all the way; None if there is none.
+
+    `nodes`: as of `_uses`.
+    """
     waiting, seen = [reference], {id(reference)}
     while waiting:
         tensor = waiting.pop(0)
-        for layer, outputs in _uses(tensor):
+        for layer, outputs in _uses(tensor, nodes):
             layers = layer._flatten_layers() if hasattr(layer, "_flatten_layers") else [layer]
             if any(held_by(one, lambda value: is_table(value) or is_shard(value)) for one in layers):
                 return layer
@@ -102,9 +119,11 @@ def first_holder(reference: Any) -> Any:
     return None
 
 
-def _uses(tensor: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """(layer, outputs) of each call of a model on a symbolic tensor."""
+def _uses(tensor: Any, nodes: Any = None) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """(layer, outputs) of each call on a symbolic tensor: of one of the `nodes` of a model; None: of all models."""
     for node in _maker(tensor)._outbound_nodes:
+        if nodes is not None and not any(node is one for one in nodes):
+            continue
         is_keras_3 = hasattr(node, "operation")
         inputs = node.arguments.keras_tensors if is_keras_3 else node.keras_inputs
         if any(one is tensor for one in inputs):
@@ -117,11 +136,56 @@ def _maker(tensor: Any) -> Any:
     return history.operation if hasattr(history, "operation") else history.layer
 
 
+def _stays_sparse(model: Any, value: Any, reference: Any) -> bool:
+    """Whether a `value` for a dense input is sparse, and goes to layers of ours as it is.
+
+    Raises:
+      TypeError: it has sparse ids that something else takes before they are looked up, or as well.
+    """
+    if not isinstance(value, tf.SparseTensor) or reference.sparse:
+        return False
+    nodes = [node for depth in model._nodes_by_depth.values() for node in depth]
+    takers = [layer for layer, _ in _uses(reference, nodes)]
+    as_it_is = (EmbeddingLayer, EmbeddingCollectionLayer, PaddingMask)
+    # A model in the model comes here itself.
+    known = all(isinstance(one, as_it_is) or hasattr(one, "_convert_inputs_to_tensors") for one in takers)
+    if takers and known and value.shape.rank == len(reference.shape):
+        return True
+    dtype = tf.as_dtype(reference.dtype)
+    layer = first_holder(reference, nodes) if dtype.is_integer or dtype == tf.string else None
+    if isinstance(layer, as_it_is[:2]) and not _is_padding(layer, dtype):
+        raise TypeError(
+            f"Input '{_maker(reference).name}' of model '{model.name}' has the ids of layer '{layer.name}', is dense, "
+            f"and got a SparseTensor: Keras would fill it with {'empty strings' if dtype == tf.string else 'zeros'}, "
+            "which are ids like any other. Make the Input with sparse=True; or give the model "
+            "tf.sparse.to_dense(ids, default_value=padding), and the layer a padding_id."
+        )
+    return False
+
+
+def _is_padding(layer: Any, dtype: tf.DType) -> bool:
+    """Whether what Keras fills sparse ids with is padding to all tables of a layer of ours."""
+    tables = [layer.options] if isinstance(layer, EmbeddingLayer) else layer._features.options.values()
+    fillers = (0, "", b"") if dtype == tf.string else (0,)
+    return all((0 if one.mask_zero and one.padding_id is None else one.padding_id) in fillers for one in tables)
+
+
 def _convert(original: Callable[..., Any], model: Any, flat_inputs: Any) -> Any:
     """``_convert_inputs_to_tensors`` of Keras 3."""
-    for value, reference in zip(flat_inputs, model._inputs, strict=False):
+    sparse = {}
+    for place, (value, reference) in enumerate(zip(flat_inputs, model._inputs, strict=False)):
         _check(model, value, reference)
-    return original(model, flat_inputs)
+        if _stays_sparse(model, value, reference):
+            dtype = tf.as_dtype(reference.dtype)
+            sparse[place] = value if value.dtype == dtype else tf.cast(value, dtype)
+        if place in sparse or isinstance(value, tf.RaggedTensor):
+            _given[_maker(reference)] = "sparse" if place in sparse else "ragged"
+    # Keras converts something else in their places.
+    dense = [
+        tf.zeros([], reference.dtype) if place in sparse else value
+        for place, (value, reference) in enumerate(zip(flat_inputs, model._inputs, strict=False))
+    ]
+    return [sparse.get(place, value) for place, value in enumerate(original(model, dense if sparse else flat_inputs))]
 
 
 def _input_dtype(getter: Callable[[Any], Any], model: Any) -> Any:

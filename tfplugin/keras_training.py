@@ -55,6 +55,9 @@ _failed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 #: Of models with a ``train_step`` of their own: of these parts of tables, by their ids, those it leaves to Keras.
 _decided: weakref.WeakKeyDictionary[Any, dict[frozenset[int], frozenset[int]]] = weakref.WeakKeyDictionary()
 
+#: What optimizers of Keras 3 were built on by hand, where tables are among it.
+_built_on: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
 #: Models that leave it to Keras whether XLA compiles them.
 _auto: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -386,7 +389,9 @@ def _apply_to_tables(
 
 @tf.autograph.experimental.do_not_convert
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    """``apply`` of an optimizer of Keras 3."""
+    """``apply`` of an optimizer of Keras 3, which without variables takes those that it was built on."""
+    if trainable_variables is None:
+        trainable_variables = _built_on.get(optimizer)
     if trainable_variables is None:
         return original(optimizer, grads)
     variables = list(trainable_variables)
@@ -496,6 +501,14 @@ def _divided(gradient: Any, scale: Any) -> Any:
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
+def _build(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """``build`` of an optimizer: has ``apply`` know of tables that were given."""
+    for variables in (*args, *kwargs.values()):
+        if isinstance(variables, (list, tuple)) and any(isinstance(variable, KvVariable) for variable in variables):
+            _built_on[optimizer] = list(variables)
+    return _given_weights(original, optimizer, *args, **kwargs)
+
+
 @tf.autograph.experimental.do_not_convert
 def _given_weights(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """``build`` of an optimizer, and what else a loop by hand gives its weights to: has nothing to do with tables."""
@@ -596,6 +609,11 @@ def _supported(model: Any) -> Iterator[None]:
             layer.supports_jit = False
 
 
+def _is_made(strategy: Any) -> bool:
+    """Whether it is a strategy of `tf.distribute` that somebody made; TensorFlow's default stands for none."""
+    return strategy is not None and not type(strategy).__name__.startswith("_Default")
+
+
 @tf.autograph.experimental.do_not_convert
 def check(model: Any) -> TrainedTables:
     """The tables that the model's steps are to train.
@@ -605,6 +623,8 @@ def check(model: Any) -> TrainedTables:
     """
     trained = TrainedTables.of_model(model)
     optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, (list, tuple)):  # WideDeepModel of tf_keras, whose step knows which has which weights
+        optimizer = None
     # Keras 3, tf_keras; None without a strategy.
     strategy = getattr(model, "_distribute_strategy", None) or getattr(model, "_distribution_strategy", None)
     for key, part in trained.parts.items():
@@ -613,6 +633,10 @@ def check(model: Any) -> TrainedTables:
         one = trained.optimizers.get(key, optimizer)
         if one is None:
             continue
+        made_under = getattr(innermost(one), "_distribution_strategy", None)  # Keras 3
+        if strategy is None and _is_made(made_under):
+            # TensorFlow ends such a step in an AssertionError that says nothing.
+            placement.refuse_copies(table_name(part, part), made_under, "updated by an optimizer that was made")
         core = one._core if isinstance(one, OptimizerWrapper) else innermost(one)
         try:
             check_supported(core, {part: fused.plan(core, part)})
@@ -650,6 +674,8 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
                 yield wrap_property(cls, name, _with_tables)
         if isinstance(vars(cls).get("losses"), property):
             yield wrap_property(cls, "losses", _losses)
+        if "stateless_call" in vars(cls):
+            yield wrap_method(cls, "stateless_call", _given_weights)
     for optimizer in _optimizers(keras):
         for method in ("scale_loss", "get_scaled_loss"):
             if method in vars(optimizer):
@@ -666,7 +692,7 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
     named = [cls for cls in vars(keras.optimizers).values() if isinstance(cls, type)]
     for optimizer in dict.fromkeys([*named, *_optimizers(keras)]):
         if "build" in vars(optimizer):
-            yield wrap_method(optimizer, "build", _given_weights)
+            yield wrap_method(optimizer, "build", _build)
 
 
 def _optimizers(keras: Any) -> list[type]:
@@ -675,6 +701,7 @@ def _optimizers(keras: Any) -> list[type]:
     legacy = getattr(getattr(keras.optimizers, "legacy", None), "Optimizer", None)
     classes = [*keras.optimizers.Optimizer.__mro__, scaler, *scaler.__subclasses__()]
     classes += [] if legacy is None else legacy.__mro__
+    classes += [cls] if (cls := getattr(keras.optimizers, "MultiOptimizer", None)) else []
     return [cls for cls in dict.fromkeys(classes) if cls.__module__.partition(".")[0] == keras.__name__]
 
 

@@ -3,6 +3,7 @@
 - ``get_weights`` gives, behind the dense arrays, keys [n] and rows [n, dim] of each table, and ``set_weights`` takes
   them: ``set_weights(get_weights())`` changes nothing, and rows born in between are gone. Slots are the optimizer's,
   as those of dense weights are: keys that stay keep theirs. So ``EarlyStopping(restore_best_weights=True)`` works.
+- A state tree of Keras 3, and with it a checkpoint of Orbax, has a place for variables of Keras alone: an error.
 - ``count_params`` and ``summary`` count rows; ``summary`` says what each table takes.
 - ``TensorBoard(histogram_freq=1)`` has the values of rows.
 """
@@ -141,6 +142,19 @@ def _stop_early(original: Callable[..., Any], callback: Any, *args: Any, **kwarg
     return original(callback, *args, **kwargs)
 
 
+def _state_tree(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """``get_state_tree`` and ``set_state_tree`` of Keras 3, which know variables of Keras alone."""
+    tables = _tables(model)
+    if tables:
+        raise ValueError(
+            f"A state tree of model '{model.name}', which keras.callbacks.OrbaxCheckpoint saves, has no rows of "
+            f"key-value variable {quoted(names_of(tables))}, and none of their slots. Save the model by model.save or "
+            "keras.callbacks.ModelCheckpoint; model.get_weights() gives rows as arrays, and model.set_weights takes "
+            "them."
+        )
+    return original(model, *args, **kwargs)
+
+
 # ---- count_params and summary ----------------------------------------------------------------------------------------
 
 
@@ -252,6 +266,10 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
     methods = (("get_weights", _get_weights), ("set_weights", _set_weights), ("count_params", _count_params))
     for method, replacement in methods:
         yield wrap_method(defining_class(layer, method), method, replacement)
+    for method in ("get_state_tree", "set_state_tree"):
+        owner = defining_class(keras.Model, method)
+        if owner is not None:
+            yield wrap_method(owner, method, _state_tree)
     summary = importlib.import_module(_SUMMARY[keras.__name__])
     yield wrap_method(summary, "print_summary", functools.partial(_print_summary, keras))
     yield wrap_method(keras.callbacks.EarlyStopping, "on_epoch_end", _stop_early)

@@ -496,6 +496,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         return self._upsert(own_keys(self, self.keys_tensor(keys), "upsert"), rows, name)
 
     def _upsert(self, keys: tf.Tensor, rows: Any, name: str | None = None) -> tf.Operation | None:
+        placement.refuse_repeated_write(self.name)
         return raw.kv_table_upsert(self._handle, keys, tf.convert_to_tensor(rows, self.dtype), name=name)
 
     def accumulate(self, keys: Any, deltas: Any, name: str | None = None) -> tf.Operation | None:
@@ -507,6 +508,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
         return self._accumulate(own_keys(self, self.keys_tensor(keys), "accumulate"), deltas, name)
 
     def _accumulate(self, keys: tf.Tensor, deltas: Any, name: str | None = None) -> tf.Operation | None:
+        placement.refuse_repeated_write(self.name)
         return raw.kv_table_accumulate(self._handle, keys, tf.convert_to_tensor(deltas, self.dtype), name=name)
 
     def remove(self, keys: Any, name: str | None = None) -> tf.Tensor:
@@ -571,6 +573,22 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
     def slot_names(self) -> set[str]:
         """The names of the slots that rows have now (eager mode)."""
         return {slot["name"] for slot in json.loads(self.slots().numpy())}
+
+    def reset_slots(self, name: str | None = None) -> tf.Operation | None:
+        """Takes out what optimizers keep in the rows: the next step of each starts its moments and accumulators anew.
+
+        What ``tf.compat.v1.variables_initializer(optimizer.variables())``, or zeros for `optimizer.variables`, is for
+        dense variables. Values, frequencies, versions and the order of evictions stay.
+
+        Returns:
+          The op (graph mode).
+
+        Example:
+          >>> table = tf.get_kv_variable("ad", embedding_dim=4)
+          >>> ...  # training
+          >>> table.reset_slots()
+        """
+        return raw.kv_table_drop_slots(self._handle, name=name)
 
     def slot_width(self, slot: str) -> int:
         """Elements of a slot: `dim` unless its optimizer said otherwise."""

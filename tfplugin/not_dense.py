@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
+
+import tensorflow as tf
 
 _WRAP = (
     "Keras optimizers know dense variables only. Wrap this one, and give the wrapper key-value and dense variables "
@@ -20,6 +23,7 @@ _INSTEAD = {
     "[*variable]. tf.train.ExponentialMovingAverage, which asks for it, averages dense variables only: leave key-value "
     "variables out of its list",
     **dict.fromkeys(("value", "read_value", "numpy", "eval", "initial_value", "initialized_value"), _ALL_ROWS),
+    "path": "that is of Keras 3's own variables: tell variables by their name",
     "_distribute_strategy": _WRAP,
     **dict.fromkeys(("assign", "assign_add", "assign_sub"), _WRITES),
     **dict.fromkeys(
@@ -97,9 +101,48 @@ class NotDense:
             f"its own methods of these names do; or {_WRITES}."
         )
 
+    def __copy__(self) -> Any:
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"Key-value variable '{self.name}' cannot be pickled. Pickle the model or layer of Keras 3 that holds it, "
+            "or its rows, [column.numpy() for column in variable.export()], which upsert takes; or save it by "
+            "tf.train.Checkpoint, with its slots. copy.deepcopy copies it."
+        )
+
     def __getattr__(self, attribute: str) -> Any:
         instead = _INSTEAD.get(attribute)
         if instead is None:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{attribute}'")
         instead = instead.format(wrapper=self._optimizer_wrapper)
         raise AttributeError(f"Key-value variable '{self.name}' has no '{attribute}': {instead}.")
+
+
+def _refuse_arithmetic(variable: Any, *others: Any) -> NoReturn:
+    raise TypeError(
+        f"Key-value variable '{variable.name}' has no dense value to compute with: {_ALL_ROWS}. A penalty of "
+        "the rows of a step is the regularizer of the variable, or of the layer that holds it."
+    )
+
+
+for _operator in ("add", "sub", "mul", "truediv", "pow", "matmul"):
+    setattr(NotDense, f"__{_operator}__", _refuse_arithmetic)
+    setattr(NotDense, f"__r{_operator}__", _refuse_arithmetic)
+NotDense.__neg__ = NotDense.__abs__ = _refuse_arithmetic  # type: ignore[attr-defined]
+
+
+def refuse_jacobian(
+    original: Callable[..., Any], tape: Any, target: Any, source: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """``jacobian`` and ``batch_jacobian`` of a tape, which have a place for each number of what they are taken by."""
+    for variable in tf.nest.flatten(source):
+        if isinstance(variable, NotDense):
+            raise TypeError(
+                f"Key-value variable '{variable.name}' has no Jacobian: it has no number of rows. Take that by rows "
+                "that were looked up: rows = tf.nn.embedding_lookup(variable, ids); tape.watch(rows); ...; "
+                "tape.jacobian(target, rows)."
+            )
+    return original(tape, target, source, *args, **kwargs)

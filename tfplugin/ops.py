@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -131,7 +131,6 @@ def _exchange_gather_gradient(
             Twire=op.get_attr("Tflat"),
             T=tables,
             dims=op.get_attr("dims"),
-            bfloat16_bits=op.get_attr("bfloat16_bits"),
         )
         # A tensor of this lookup alone, to which positions are tied.
         keys = [tf.identity(one) for one in keys]
@@ -179,6 +178,21 @@ def _id_inputs(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[list[tf.Te
         lists.append(list(inputs[at : at + op.get_attr(count)]))
         at += op.get_attr(count)
     return lists
+
+
+def _pooled_ids(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> Iterator[composed_pool.PooledIds]:
+    """The same, table by table."""
+    keys, segments, shapes, weights, fill_keys = (iter(one) for one in _id_inputs(op, inputs))
+    for t, outer in enumerate(op.get_attr("outer")):
+        yield composed_pool.PooledIds(
+            next(keys),
+            next(segments),
+            None if outer < 0 else next(shapes),
+            outer,
+            next(weights) if op.get_attr("weighted")[t] else None,
+            op.get_attr("positive")[t],
+            next(fill_keys) if op.get_attr("filled")[t] else None,
+        )
 
 
 def _depends_on_a_variable(tensors: Sequence[tf.Tensor]) -> bool:
@@ -231,23 +245,14 @@ def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
 def _pool_gradient_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
     """Second derivatives: each key's row is pooled again, from the gradient of its sum."""
     tables, handles = op.get_attr("T"), op.get_attr("H")
-    keys, segments, shapes, weights, fill_keys = (iter(inputs) for inputs in _id_inputs(op, op.inputs[tables:]))
     skipped = getattr(op, "skip_input_indices", None) or ()
     first_weight = len(op.inputs) - op.get_attr("F") - op.get_attr("W")
     back: list[tf.Tensor] = []
     of_weights: list[tf.Tensor | None] = []
     first = 0
-    for t, parts in enumerate(op.get_attr("parts")):
-        outer, combiner = op.get_attr("outer")[t], tf.compat.as_str(op.get_attr("combiners")[t])
-        ids = composed_pool.PooledIds(
-            next(keys),
-            next(segments),
-            None if outer < 0 else next(shapes),
-            outer,
-            next(weights) if op.get_attr("weighted")[t] else None,
-            op.get_attr("positive")[t],
-            next(fill_keys) if op.get_attr("filled")[t] else None,
-        )
+    pooled_ids = _pooled_ids(op, op.inputs[tables:])
+    for t, (ids, parts) in enumerate(zip(pooled_ids, op.get_attr("parts"), strict=True)):
+        combiner = tf.compat.as_str(op.get_attr("combiners")[t])
         found = tf.concat(list(op.outputs[first : first + parts]), 0)
         rows = tf.concat(list(grads[handles + first : handles + first + parts]), 0)
         first += parts
@@ -264,6 +269,46 @@ def _pool_gradient_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
             of_weights.append(tape.gradient(pooled, ids.weights, op.inputs[t]) if wanted else None)
     between = first_weight - tables
     return [*back, *[None] * between, *of_weights, *[None] * op.get_attr("F")]
+
+
+@tf_ops.RegisterGradient("KvTablePoolWeightsGradient")
+def _pool_weights_gradient_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
+    """Second derivatives. Those by the pooled rows are among those by the tables, whose rows are read again."""
+    tables, parts = op.get_attr("T"), op.get_attr("parts")
+    handles = list(op.inputs[: sum(parts)])
+    gradients = op.inputs[len(handles) + tables : len(handles) + 2 * tables]
+    slices: list[Any] = []
+    of_gradients: list[tf.Tensor | None] = []
+    of_weights: list[tf.Tensor | None] = []
+    for t, ids in enumerate(_pooled_ids(op, op.inputs[len(handles) + 2 * tables :])):
+        mine = handles[len(slices) : len(slices) + parts[t]]
+        if ids.weights is None:
+            slices += [None] * len(mine)
+            of_gradients.append(None)
+            continue
+        attrs = {"parts": [parts[t]], "dims": [op.get_attr("dims")[t]]}
+        found: list[Any] = []
+
+        def rows_of(
+            bags: composed_pool.Bags, mine: Any = mine, attrs: Any = attrs, found: list[Any] = found
+        ) -> tf.Tensor:
+            dtype = op.get_attr("dtype")
+            found += raw.kv_table_gather_many(mine, [bags.keys], dtype=dtype, mode=op.get_attr("mode"), **attrs)
+            return found[0][0]
+
+        combiner = tf.compat.as_str(op.get_attr("combiners")[t])
+        with _on_the_gpu_of(op):
+            bags, by_rows, by_gradient, by_weights = composed_pool.weights_gradient_gradient(
+                rows_of, ids, combiner, gradients[t], grads[len(of_weights)]
+            )
+        # In a graph the rows are read before the update that their gradient is for.
+        with tf.control_dependencies([] if context.executing_eagerly() else [found[0][0].op]):
+            split = split_gradients([bags.keys], [by_rows], found[1], **attrs)
+        slices += [_slices(h, r, k) for h, k, r in zip(mine, *split[:2], strict=True)]
+        of_gradients.append(by_gradient)
+        of_weights.append(by_weights)
+    of_ids = len(op.inputs) - len(handles) - 2 * tables - len(of_weights) - op.get_attr("F")
+    return [*slices, *[None] * tables, *of_gradients, *[None] * of_ids, *of_weights, *[None] * op.get_attr("F")]
 
 
 for _name in (
@@ -286,6 +331,7 @@ for _name in (
     "KvTableIncreaseCounts",
     "KvTableTotals",
     "KvTableApply",
+    "KvTableDropSlots",
     "KvApplyDense",
     "KvTableZeroed",
     "KvTableUpdateCounts",
@@ -304,5 +350,23 @@ for _name in (
     "KvTableSplitKeys",
     "KvTableSave",
     "KvTableRestore",
+    "KvTableChangesKnown",
+    "KvTableCountRanks",
+    "KvTableCut",
+    "KvTableDropCut",
+    "KvTableEvict",
+    "KvTableExportSince",
+    "KvTableForgetChanges",
+    "KvTableGradientNorms",
+    "KvTableImportColumns",
+    "KvTableLookupCounts",
+    "KvTableSaveCut",
+    "KvTableSearchRanks",
+    "KvTableSetEpoch",
+    "KvTableSetScores",
+    "KvTableStep",
+    "KvTableSurvey",
+    "KvTableTrackChanges",
+    "KvTableWatchGradients",
 ):
     tf_ops.NotDifferentiable(_name)

@@ -267,6 +267,10 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
         """Removes all rows."""
         return tf.group(*[part.clear() for part in self._parts])
 
+    def reset_slots(self) -> tf.Operation | None:
+        """See `KvVariable.reset_slots`."""
+        return tf.group(*[part.reset_slots() for part in self._parts])
+
     def export(self, slot: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys [N] and their rows [N, dim], part after part."""
         exported = [part.export(slot) for part in self._parts]

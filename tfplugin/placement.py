@@ -93,6 +93,12 @@ def refuse_copies(name: str, strategy: Any = None, what: str = "made") -> None:
     )
 
 
+def refuse_repeated_write(name: str) -> None:
+    """Raises ValueError in a step of such a strategy, whose replicas would each make the write."""
+    if not tf.distribute.in_cross_replica_context():
+        refuse_copies(name, what="written")
+
+
 #: The strategy of TensorFlow 2, whose variables are on one server each. (That of TensorFlow 1 has copies on workers.)
 _PARAMETER_SERVERS = (tf.distribute.ParameterServerStrategy,)
 
@@ -100,9 +106,15 @@ _PARAMETER_SERVERS = (tf.distribute.ParameterServerStrategy,)
 _placed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
+def strategy_in_scope() -> Any:
+    """The `tf.distribute` strategy in whose scope, or step, this is; None of none, and of one that changes nothing."""
+    strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    return None if isinstance(strategy, tf.distribute.OneDeviceStrategy) else strategy
+
+
 def parameter_servers() -> int:
     """How many servers the `tf.distribute.ParameterServerStrategy` has in whose scope this is; 0 outside of one."""
-    strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    strategy = strategy_in_scope()
     return strategy.extended._num_ps if isinstance(strategy, _PARAMETER_SERVERS) else 0
 
 

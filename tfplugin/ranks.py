@@ -45,6 +45,19 @@ class HorovodRanks:
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
         self._shares_memory: bool | None = None
+        self._process = os.getpid()
+
+    def refuse_fork(self) -> None:
+        """Raises in a fork, which has no threads and no connections, and would wait for ever.
+
+        Raises:
+          RuntimeError: this process was forked from the rank.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"This process was forked from rank {self.rank} and has no exchange with the other ranks: look up in "
+                "the rank itself, or start the process by itself (multiprocessing's 'spawn')."
+            )
 
     def connect(self) -> None:
         """Has the ranks share memory where they can: the first call, which all of them make. Others do nothing."""
@@ -69,6 +82,9 @@ class HorovodRanks:
                 received, received_splits = raw.kv_shared_alltoall(
                     tensor, splits, exchange=name or "alltoall", ranks=self.size
                 )
+            elif tensor.dtype == tf.bfloat16:  # which Horovod does not know
+                received, received_splits = self._hvd.alltoall(_bits_as(tf.float16, tensor), splits=splits, name=name)
+                received = _bits_as(tf.bfloat16, received)
             else:
                 received, received_splits = self._hvd.alltoall(tensor, splits=splits, name=name)
         received.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
@@ -100,6 +116,17 @@ class HorovodRanks:
         with context.eager_mode():
             gathered: list[Any] = self._hvd.allgather_object(values)
         return gathered
+
+
+def _bits_as(dtype: tf.DType, tensor: tf.Tensor) -> tf.Tensor:
+    """As another type of 16 bits, and its gradient back: sums of gradients, of what is read twice, are of the type."""
+
+    @tf.custom_gradient
+    def cast(bits: tf.Tensor) -> Any:
+        return tf.bitcast(bits, dtype), lambda grad: _bits_as(bits.dtype, grad)
+
+    cast_bits: tf.Tensor = cast(tensor)
+    return cast_bits
 
 
 Ranks = SingleRank | HorovodRanks
@@ -161,11 +188,18 @@ def launched_ranks() -> int:
 
 
 def current() -> Ranks:
-    """The ranks that `find` found; a single one where it was not called and there can be no other.
+    """The ranks that `find` found, to exchange with; a single one where it was not called and there can be no other.
 
     Raises:
-      RuntimeError: there are several processes and `find` has not been called.
+      RuntimeError: there are several processes and `find` has not been called; this one was forked from a rank.
     """
+    world = _known()
+    if isinstance(world, HorovodRanks):
+        world.refuse_fork()
+    return world
+
+
+def _known() -> Ranks:
     if _current is not None:
         return _current
     if launched_ranks() > 1:
@@ -181,24 +215,25 @@ def found() -> Ranks:
     Raises:
       RuntimeError: there are several processes, and ``hvd.init()`` has not been called.
     """
-    if _current is None and (launched_ranks() > 1 or _horovod_runs()):
+    if _current is None and (launched_ranks() > 1 or horovod_size() > 0):
         return find()
     return current()
 
 
-def _horovod_runs() -> bool:
+def horovod_size() -> int:
+    """Number of processes that Horovod has, whether or not anybody has called `find`; 0 where it does not run."""
     hvd = sys.modules.get("horovod.tensorflow")
-    return hvd is not None and bool(hvd.is_initialized())
+    return int(hvd.size()) if hvd is not None and hvd.is_initialized() else 0
 
 
 def rank() -> int:
-    """Number of this process, from 0."""
-    return current().rank
+    """Number of this process, from 0; in a fork of a rank, the rank's."""
+    return _known().rank
 
 
 def size() -> int:
     """Number of processes."""
-    return current().size
+    return _known().size
 
 
 # ---- Agreement: all ranks call these together ------------------------------------------------------------------------

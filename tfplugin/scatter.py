@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfplugin.ops import raw
 from tfplugin.own_keys import own_keys
+from tfplugin.placement import refuse_repeated_write
 
 
 class Scatter:
@@ -62,6 +63,7 @@ class Scatter:
         return self._combine("max", sparse_delta, name)
 
     def _combine(self, op: str, sparse_delta: Any, name: str | None) -> Any:
+        refuse_repeated_write(self.name)
         return self._scatter(
             f"scatter_{op}",
             sparse_delta,

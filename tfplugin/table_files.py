@@ -73,7 +73,7 @@ def _pending(held: Sequence[HeldTable], optimizer: Any) -> dict[str, np.ndarray[
     """Gradients that an optimizer has gathered for its next update, by the number of the table."""
     arrays = {}
     for number, one in enumerate(held):
-        core = None if optimizer is None else innermost(one.own_optimizer() or optimizer)
+        core = _core(one.own_optimizer() or optimizer)
         found = [] if core is None else [accumulated_rows.pending(core, part) for part in one.parts]
         gathered = [pair for pair in found if pair is not None]
         if gathered:
@@ -116,7 +116,7 @@ def _prefix_of(one: HeldTable, name: str, number: int) -> str:
 def _described(one: HeldTable, name: str, optimizer: Any) -> dict[str, Any]:
     own = one.own_optimizer()
     optimizer = optimizer if own is None else own
-    prefix = None if optimizer is None else slot_binding.prefix_in_use(one.parts[0], innermost(optimizer))
+    prefix = slot_binding.prefix_in_use(one.parts[0], _core(optimizer))
     updates = [part._in_backward for part in one.parts if part._in_backward is not None]
     return {
         "name": name,
@@ -134,8 +134,20 @@ def _described(one: HeldTable, name: str, optimizer: Any) -> dict[str, Any]:
     }
 
 
+def _has_several(optimizer: Any) -> bool:
+    """Whether a model has optimizers in a list, as a ``WideDeepModel`` of tf_keras: its step tells which has which."""
+    return isinstance(optimizer, (list, tuple))
+
+
+def _core(optimizer: Any) -> Any:
+    """The optimizer that updates variables; None of none, and of several."""
+    return None if optimizer is None or _has_several(optimizer) else innermost(optimizer)
+
+
 def iterations_of(optimizer: Any) -> int | None:
-    """The steps of a model's optimizer; None of none."""
+    """The steps of a model's optimizer, or of all of several; None of none."""
+    if _has_several(optimizer):
+        return sum(iterations_of(one) or 0 for one in optimizer)
     iterations = getattr(optimizer, "iterations", None)
     return None if iterations is None else int(np.asarray(iterations))
 
@@ -261,14 +273,16 @@ class SavedTables:
 
     def _settle(self, entry: dict[str, Any], one: HeldTable, optimizer: Any) -> None:
         what, prefix, own = self._slots(entry, one, optimizer), entry["optimizer"], one.own_optimizer()
-        if what == "leave" and prefix is not None:
+        if what == "leave" and (prefix is not None or _has_several(optimizer)):
             for part in one.parts:
                 drop_restored_slots(part, prefix)
         if what != "take":
             return
         if own is not None:
             own.iterations.assign(entry["own_iterations"])
-        core = innermost(optimizer if own is None else own)
+        core = _core(optimizer if own is None else own)
+        if core is None:  # the one of several that trains the table finds the slots
+            return
         for part in one.parts:
             if prefix is not None:
                 slot_binding.take_over(part, core, prefix)

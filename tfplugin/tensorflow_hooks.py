@@ -1,8 +1,8 @@
 """All that importing tfplugin changes in TensorFlow, and how to undo it.
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
-- Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around 31 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Dispatch registrations (TensorFlow's own extension point): of lookups for our two classes, of `tf.add_n` for slices.
+- Wrappers around 37 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
   ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), what it restores by name
   (``_NameBasedRestoreCoordinator.eager_restore``), ``init_from_checkpoint``, ``save`` and what saves
@@ -10,9 +10,11 @@
   ``BaseResourceVariable.from_proto``, by which graphs are imported, ``_lift_unlifted_variables`` and
   ``restore_captures``, by which `tf.saved_model.load` takes models, in the gradients of TensorFlow 1's control flow
   ``ZerosLikeV1WhileLoop``, ``WhileContext.AddBackpropIndexedSlicesAccumulator`` and that of Switch, and in TensorFlow
-  2's what `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; and
-  of `tf.function` ``make_function_context``, which tells its traces apart, and ``ConcreteFunction.__call__``. Each
-  passes everything that is not a key-value variable, or stands for one, through untouched.
+  2's what `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; what
+  takes gradients (``imperative_grad``, ``_GradientsHelper``, ``GradientTape.jacobian``, ``batch_jacobian``), and what
+  freezes graphs; and of `tf.function` ``make_function_context``, which tells its traces apart, and
+  ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands for one, through
+  untouched.
 - In Keras what `keras_models`, `keras_inputs`, `keras_training`, `keras_averages`, `keras_builds`, `keras_files`,
   `keras_weights` and `keras_servers` say: the optimizer of a model trains the tables of its layers, models are looked
   at where they train and predict, and tables are part of what is written, read, counted and shown of them.
@@ -30,15 +32,16 @@ from tensorflow.core.function.capture import restore_captures
 from tensorflow.python.checkpoint import async_checkpoint_helper, functional_saver
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
 from tensorflow.python.checkpoint import restore as restore_lib
-from tensorflow.python.eager import backprop_util, wrap_function
+from tensorflow.python.eager import backprop_util, imperative_grad, wrap_function
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
-from tensorflow.python.framework import func_graph
+from tensorflow.python.framework import convert_to_constants, func_graph
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import (
     cond_v2,
     control_flow_ops,
     control_flow_state,
     custom_gradient,
+    gradients_util,
     resource_variable_ops,
     while_v2,
 )
@@ -52,6 +55,7 @@ from tfplugin import (
     checkpoint_initializers,
     cond_gradients,
     custom_gradients,
+    frozen_graphs,
     graph_import,
     graph_restore,
     keras_averages,
@@ -66,8 +70,11 @@ from tfplugin import (
     lookup,
     loop_gradients,
     named_restore,
+    not_dense,
+    slices_of_rows,
     table_handle,
     training_mode,
+    unconnected_gradients,
 )
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.optimizers import generic_update, v1
@@ -94,6 +101,8 @@ def install() -> None:
         _undo.append(functools.partial(delattr, module, "get_kv_variable"))
     lookup.register()
     _undo.append(lookup.unregister)
+    slices_of_rows.register()
+    _undo.append(slices_of_rows.unregister)
     for owner, method, replacement in (
         (optimizer_lib.Optimizer, "apply_gradients", v1.apply_gradients),
         (saver_lib.BaseSaverBuilder, "_AddSaveOps", checkpoint.add_save_ops),
@@ -123,6 +132,12 @@ def install() -> None:
         (cond_v2, "_make_indexed_slices_indices_types_match", cond_gradients.make_indices_match),
         (custom_gradient, "_eager_mode_decorator", custom_gradients.refuse_tables),
         (custom_gradient, "_graph_mode_decorator", custom_gradients.refuse_tables),
+        (imperative_grad, "imperative_grad", unconnected_gradients.of_tape),
+        (tf.GradientTape, "jacobian", not_dense.refuse_jacobian),
+        (tf.GradientTape, "batch_jacobian", not_dense.refuse_jacobian),
+        (gradients_util, "_GradientsHelper", unconnected_gradients.of_graph),
+        (convert_to_constants._ConverterData, "__init__", frozen_graphs.refuse_tables_of_graph),
+        (convert_to_constants._FunctionConverterData, "__init__", frozen_graphs.refuse_tables_of_function),
         (function_context, "make_function_context", training_mode.make_function_context),
         (concrete_function.ConcreteFunction, "__call__", training_mode.call_concrete_function),
     ):

@@ -25,6 +25,7 @@
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
+#include "line_transfer.h"
 #include "lookups/distinct_keys.h"
 #include "table/shard_groups.h"
 #include "table/sharded_table.h"
@@ -150,25 +151,6 @@ Turn Run(const Flags& flags, const Workers& readers, const Workers& writers) {
   return turn;
 }
 
-// How long a line takes from the processor that has written it to another that writes it.
-double LineTransferNanoseconds() {
-  constexpr int64_t kTurns = 200'000;
-  std::atomic<int64_t> ball{0};
-  const auto play = [&ball](int64_t parity) {
-    for (int64_t turn = parity; turn < kTurns; turn += 2) {
-      for (int spins = 0; ball.load(std::memory_order_acquire) != turn; ++spins) {
-        if (spins > 100'000) std::this_thread::yield();
-      }
-      ball.fetch_add(1, std::memory_order_acq_rel);
-    }
-  };
-  const Clock::time_point begin = Clock::now();
-  std::thread other([&] { play(1); });
-  play(0);
-  other.join();
-  return 1e9 * Seconds(begin) / static_cast<double>(kTurns);
-}
-
 // What one thread needs for the stages of a step outside of all locks, nanoseconds a key.
 double GroupNanoseconds(const Flags& flags, int shards) {
   int bits = 0;
@@ -180,7 +162,10 @@ double GroupNanoseconds(const Flags& flags, int shards) {
   int64_t found = 0;
   for (int round = 0; round < 20; ++round) {
     const Clock::time_point begin = Clock::now();
-    const ShardGroups groups(keys.data(), nullptr, flags.batch, bits, Serial());
+    ShardGroups<uint64_t> groups(keys.data(), nullptr, flags.batch, bits, 1);
+    groups.Count(0);
+    groups.Place();
+    groups.Sort(0);
     for (int64_t g = 0; g < groups.size(); ++g) {
       found += NumberDistinctKeys(groups[g].keys, static_cast<uint32_t>(groups[g].count), distinct.data(),
                                   [](uint32_t, uint32_t, bool) {});

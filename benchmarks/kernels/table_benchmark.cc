@@ -1,6 +1,7 @@
 // How fast the table engine is, against what the memory system allows; prints one JSON object.
 //
-//   table_benchmark [--threads N] [--repetitions N] [--only lookup|counts|write|insert|overhead|remove|expire|changes]
+//   table_benchmark [--threads N] [--repetitions N] [--only lookup|counts|write|insert|overhead|remove|expire|changes|
+//                                                       steps]
 //                   [--rows N] [--most-rows N]
 //
 // "Bare" is a gather by known row number from one array on huge pages, with prefetch, threads and copy
@@ -9,6 +10,7 @@
 // turns, rates the best turn.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -23,6 +25,7 @@
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
+#include "line_transfer.h"
 #include "memory/copy_rows.h"
 #include "memory/huge_pages.h"
 #include "threads/run_tasks.h"
@@ -534,6 +537,78 @@ void Overhead(const Flags& flags, ParallelFor& threads, Json* json) {
   json->Add("overhead_bytes_per_row_worst_from_1m", worst);
 }
 
+// Lookup, a gradient that each of two threads makes half of in place, update: microseconds of each, medians, and of a
+// cache line's way from one processor to the other before and after.
+void Steps(const Flags& flags, ParallelFor& threads, Json* json) {
+  constexpr int64_t kBatches = 16;
+  constexpr int kSteps = 100;
+  constexpr double kZipf = 1.05;
+  const int64_t rows = std::max(flags.rows / 2, kBatch);
+  std::vector<uint64_t> keys(static_cast<size_t>(rows));
+  std::vector<double> most(keys.size());  // of Zipf's law: the weights of all keys up to this one
+  double total = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = KeyOfRow(static_cast<int64_t>(i));
+    most[i] = total += std::pow(static_cast<double>(i) + 1, -kZipf);
+  }
+  const auto is_drawn = [&](int64_t i) {
+    const double at = total * static_cast<double>(Mix64(static_cast<uint64_t>(i) ^ 0xabcdef) >> 11) * 0x1p-53;
+    return keys[static_cast<size_t>(std::lower_bound(most.begin(), most.end(), at) - most.begin())];
+  };
+  for (const bool zipf : {false, true}) {
+    std::vector<uint64_t> wanted(static_cast<size_t>(kBatches * kBatch));
+    for (int64_t i = 0; i < kBatches * kBatch; ++i) {
+      // A prime's multiples, so that a batch repeats none.
+      const uint64_t place = static_cast<uint64_t>(i) * 611'953 % static_cast<uint64_t>(rows);
+      wanted[static_cast<size_t>(i)] = zipf ? is_drawn(i) : keys[place];
+    }
+    for (const int64_t dim : {int64_t{16}, int64_t{64}}) {
+      for (const bool adam : {false, true}) {
+        const auto table = MakeTable(dim);
+        if (adam) table->EnsureSlots({{"m", dim}, {"v", dim}}, threads);
+        const std::vector<float> values(static_cast<size_t>(kBatch * dim), 0.25f);
+        ForBatches(rows, kBatch, [&](int64_t begin, int64_t n) {
+          table->Upsert(keys.data() + begin, n, values.data(), {1, 1}, threads);
+        });
+        const Update update =
+            adam
+                ? MakeUpdate("adam", {{"learning_rate", 1e-6}, {"beta_1_power", 0.9}, {"beta_2_power", 0.99}})
+                : MakeUpdate("sgd", {{"learning_rate", 1e-6}});
+        const SlotColumns slots(adam ? std::vector<int>{1, 2} : std::vector<int>{},
+                                table->schema().generation);
+        // As the op has it: on huge pages.
+        const Region output(static_cast<size_t>(kBatch * dim) * sizeof(float), Pages::kHuge, "rows");
+        float* const found = reinterpret_cast<float*>(output.data());
+        std::vector<uint64_t> positions(static_cast<size_t>(kBatch));
+        std::vector<double> lookup, apply;
+        const double before = LineTransferNanoseconds(20'000);
+        for (int step = 0; step < kSteps; ++step) {
+          const uint64_t* const batch = wanted.data() + step % kBatches * kBatch;
+          lookup.push_back(1e6 * Seconds([&] {
+                             table->GatherOrInsert(batch, kBatch, RowsOut(found, positions.data()), {1, 2},
+                                                   threads);
+                           }));
+          const int64_t half = kBatch * dim / 2;
+          RunTasks(threads, 2, [&](int64_t part) {
+            float* const gradient = found + part * half;
+            for (int64_t i = 0; i < half; ++i) gradient[i] *= 2;
+          });
+          apply.push_back(1e6 * Seconds([&] {
+                            table->Apply(batch, positions.data(), kBatch, found, update, slots, {1, 2},
+                                         threads);
+                          }));
+        }
+        const std::string name = std::string("_us_") + (adam ? "adam" : "sgd") + "_dim" +
+                                 std::to_string(dim) + (zipf ? "_zipf" : "_unique");
+        json->Add("step_lookup" + name, Median(lookup));
+        json->Add("step_apply" + name, Median(apply));
+        json->Add("line_transfer_ns_before_" + name.substr(4), before);
+        json->Add("line_transfer_ns_after_" + name.substr(4), LineTransferNanoseconds(20'000));
+      }
+    }
+  }
+}
+
 int Main(int argc, char** argv) {
   Flags flags;
   for (int i = 1; i + 1 < argc; i += 2) {
@@ -556,6 +631,7 @@ int Main(int argc, char** argv) {
   if (wanted("expire")) Expiries(flags, *threads, &json);
   if (wanted("changes")) Changes(flags, *threads, &json);
   if (wanted("overhead")) Overhead(flags, *threads, &json);
+  if (wanted("steps")) Steps(flags, *threads, &json);
   return 0;
 }
 

@@ -3,7 +3,7 @@
 // Keys go out by KvExchangeRequest, an alltoall, and KvExchangeServe; rows come back by KvExchangeReply, an
 // alltoall, and KvExchangePool. The alltoall is Horovod's, or KvSharedAlltoall. T is the number of lookups, each of one
 // table. Rows travel in a buffer of Tflat, or, where it is a variant, of Twire: as they are, or in 16 bits where they are
-// of float. With bfloat16_bits its float16 elements hold the bits of bfloat16, which Horovod does not know.
+// of float.
 
 #include "shape_functions.h"
 
@@ -24,6 +24,17 @@ absl::Status GetDims(InferenceContext* c, int* tables, std::vector<int64_t>* dim
 absl::Status GetDims(InferenceContext* c, int* tables) {
   std::vector<int64_t> dims;
   return GetDims(c, tables, &dims);
+}
+
+// Of any number of the rows that are sent, and of how many each rank sent.
+absl::Status AlltoallShape(InferenceContext* c, ShapeHandle* received) {
+  int64_t ranks;
+  ShapeHandle sent;
+  TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &sent));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(sent, 0, c->UnknownDim(), received));
+  c->set_output(1, c->Vector(ranks));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -50,13 +61,9 @@ REGISTER_OP("KvSharedAlltoall")
     .Output("received: T")
     .Output("received_splits: int32")
     .SetShapeFn([](InferenceContext* c) {
-      int64_t ranks;
-      ShapeHandle tensor, received;
-      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
-      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &tensor));
-      TF_RETURN_IF_ERROR(c->ReplaceDim(tensor, 0, c->UnknownDim(), &received));
+      ShapeHandle received;
+      TF_RETURN_IF_ERROR(AlltoallShape(c, &received));
       c->set_output(0, received);
-      c->set_output(1, c->Vector(ranks));
       return absl::OkStatus();
     });
 
@@ -71,11 +78,9 @@ REGISTER_OP("KvSharedExchange")
     .Output("arrival: variant")
     .Output("received_splits: int32")
     .SetShapeFn([](InferenceContext* c) {
-      int64_t ranks;
-      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->Vector(ranks));
-      return absl::OkStatus();
+      ShapeHandle received;
+      TF_RETURN_IF_ERROR(AlltoallShape(c, &received));
+      return FlatShape(c);
     });
 
 // How many elements came.
@@ -175,7 +180,6 @@ REGISTER_OP("KvExchangeGather")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16, double}")
     .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
-    .Attr("bfloat16_bits: bool = false")
     .Attr("H: int >= 1")
     .Attr("T: int >= 1")
     .Attr("parts: list(int) >= 1")
@@ -210,7 +214,6 @@ REGISTER_OP("KvExchangeGather")
 REGISTER_OP("KvExchangeReply")
     .Attr("dtype: {float, half, bfloat16, double}")
     .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
-    .Attr("bfloat16_bits: bool = false")
     .Attr("T: int >= 1")
     .Attr("dims: list(int) >= 1")
     .Input("rows: T * dtype")
@@ -266,7 +269,6 @@ REGISTER_OP("KvExchangeReplyGradient")
     .Attr("dtype: {float, half, bfloat16, double}")
     .Attr("Tflat: {float, half, bfloat16, double, variant} = DT_FLOAT")
     .Attr("Twire: {float, half, bfloat16, double} = DT_FLOAT")
-    .Attr("bfloat16_bits: bool = false")
     .Attr("T: int >= 1")
     .Attr("dims: list(int) >= 1")
     .Input("flat: Tflat")
@@ -287,7 +289,6 @@ REGISTER_OP("KvExchangePool")
     .Attr("dtype: {float, half, bfloat16, double}")
     .Attr("Tflat: {float, half, bfloat16, double, variant} = DT_FLOAT")
     .Attr("Twire: {float, half, bfloat16, double} = DT_FLOAT")
-    .Attr("bfloat16_bits: bool = false")
     .Attr("Tweights: {float, double} = DT_FLOAT")
     .Attr("T: int >= 1")
     .Attr("S: int >= 0")
@@ -314,7 +315,6 @@ REGISTER_OP("KvExchangePool")
 REGISTER_OP("KvExchangePoolGradient")
     .Attr("dtype: {float, half, bfloat16, double}")
     .Attr("Tflat: {float, half, bfloat16, double} = DT_FLOAT")
-    .Attr("bfloat16_bits: bool = false")
     .Attr("Tweights: {float, double} = DT_FLOAT")
     .Attr("T: int >= 1")
     .Attr("S: int >= 0")
@@ -343,7 +343,6 @@ REGISTER_OP("KvExchangePoolWeightsGradient")
     .Attr("dtype: {float, half, bfloat16, double}")
     .Attr("Tflat: {float, half, bfloat16, double, variant} = DT_FLOAT")
     .Attr("Twire: {float, half, bfloat16, double} = DT_FLOAT")
-    .Attr("bfloat16_bits: bool = false")
     .Attr("Tweights: {float, double} = DT_FLOAT")
     .Attr("T: int >= 1")
     .Attr("S: int >= 0")

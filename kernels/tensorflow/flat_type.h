@@ -12,14 +12,8 @@ namespace kvtools {
 inline absl::Status ReadFlatType(tensorflow::OpKernelConstruction* ctx, tensorflow::DataType dtype,
                                  kvtable::ValueType* type) {
   tensorflow::DataType flat;
-  bool bfloat16_bits;
-  TF_RETURN_IF_ERROR(ReadAttrs(ctx, "Tflat", &flat, "bfloat16_bits", &bfloat16_bits));
+  TF_RETURN_IF_ERROR(ReadAttrs(ctx, "Tflat", &flat));
   if (flat == tensorflow::DT_VARIANT) TF_RETURN_IF_ERROR(ReadAttrs(ctx, "Twire", &flat));
-  if (bfloat16_bits && flat != tensorflow::DT_HALF) {
-    return errors::InvalidArgument("bits of bfloat16 are in a buffer of half, got ",
-                                   tensorflow::DataTypeString(flat));
-  }
-  if (bfloat16_bits) flat = tensorflow::DT_BFLOAT16;
   *type = ToValueType(flat);
   const bool narrower = dtype == tensorflow::DT_FLOAT && kvtable::SizeOf(*type) == 2;
   if (flat == dtype || narrower) return absl::OkStatus();

@@ -24,16 +24,13 @@ using tf::OpKernelContext;
 using tf::Tensor;
 using tf::TensorShape;
 
-// What works on a table that has the slots of one optimizer. The first step gives the table its slots, and waits until
-// open exports of one moment have ended: not on the thread of TensorFlow's that it came on, since the op that writes an
-// export may come to need that one.
-class OptimizerOp : public AsyncKernel {
+// What may give a table other slots, and waits until open exports of one moment have ended: not on the thread of
+// TensorFlow's that it came on, since the op that writes an export may come to need that one.
+class SlotsChangeOp : public AsyncKernel {
  public:
   using AsyncKernel::AsyncKernel;
 
  protected:
-  absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadSlots(ctx, "slots", &slots_); }
-
   absl::Status Start(OpKernelContext* ctx, const DoneCallback& done) final {
     bool waits = false;
     TF_RETURN_IF_ERROR(Work(ctx, &waits));
@@ -49,6 +46,18 @@ class OptimizerOp : public AsyncKernel {
     }
     return absl::OkStatus();
   }
+
+  // All of the op. With `waits` it does nothing where it would have to wait, and says so there.
+  virtual absl::Status Work(OpKernelContext* ctx, bool* waits) = 0;
+};
+
+// What works on a table that has the slots of one optimizer. The first step gives the table its slots.
+class OptimizerOp : public SlotsChangeOp {
+ public:
+  using SlotsChangeOp::SlotsChangeOp;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadSlots(ctx, "slots", &slots_); }
 
   // "updating": what the kernel does to its variable, for messages.
   virtual const char* doing() const = 0;
@@ -92,8 +101,7 @@ class OptimizerOp : public AsyncKernel {
   std::vector<kvtable::SlotSpec> slots_;
 
  private:
-  // All of the op. With `waits` it does nothing where it would have to wait, and says so there.
-  absl::Status Work(OpKernelContext* ctx, bool* waits) {
+  absl::Status Work(OpKernelContext* ctx, bool* waits) final {
     OpenTable open(ctx, waits == nullptr);
     TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &open.resource, &open.table));
     return CatchErrors(doing(), open.config().name, [&] {
@@ -325,9 +333,29 @@ class ApplyOp : public OptimizerOp {
   bool has_places_ = false;
 };
 
+class DropSlotsOp : public SlotsChangeOp {
+ public:
+  using SlotsChangeOp::SlotsChangeOp;
+
+ private:
+  absl::Status Work(OpKernelContext* ctx, bool* waits) final {
+    OpenTable open(ctx, waits == nullptr);
+    TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &open.resource, &open.table));
+    return CatchErrors("resetting the slots of", open.config().name, [&] {
+      try {
+        open.resource->DropSlots(open.table.get(), &open.threads);
+      } catch (const kvtable::MustWait&) {
+        *waits = true;
+      }
+      return absl::OkStatus();
+    });
+  }
+};
+
 KVTOOLS_REGISTER(Name("KvTableApply").HostMemory("hyperparameters").HostMemory("places"), ApplyOp);
 KVTOOLS_REGISTER(Name("KvTableReadRows"), ReadRowsOp);
 KVTOOLS_REGISTER(Name("KvTableWriteRows"), WriteRowsOp);
+KVTOOLS_REGISTER(Name("KvTableDropSlots"), DropSlotsOp);
 
 }  // namespace
 }  // namespace kvtools

@@ -95,6 +95,9 @@ REGISTER_OP("KvTableWriteRows")
     .SetIsStateful()
     .SetShapeFn(NoOutputs);
 
+// Takes all slots out of the rows: the next step of each optimizer gives them fresh ones.
+REGISTER_OP("KvTableDropSlots").Input("handle: resource").SetIsStateful().SetShapeFn(NoOutputs);
+
 // A resource variable that holds `value` and lives as long as its handle: one step.
 REGISTER_OP("KvTableStepVariable")
     .Attr("dtype: type")

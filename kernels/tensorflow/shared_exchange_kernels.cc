@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -101,6 +102,11 @@ class ConnectOp : public Kernel {
     if (!sockets_.empty()) {
       exchange = std::make_shared<SharedExchange>(rank_, sockets_, std::move(options));
     }
+    // What the end of this process leaves unsent is lost, and the others would fail in a step that this rank has done.
+    [[maybe_unused]] static const int at_exit = std::atexit([] {
+      const std::shared_ptr<SharedExchange> last = CurrentExchange();
+      if (last != nullptr && !last->is_of_parent()) last->AwaitSent();
+    });
     const std::lock_guard<std::mutex> hold(TheCurrent().mutex);
     TheCurrent().exchange.swap(exchange);
     return absl::OkStatus();
@@ -371,9 +377,16 @@ absl::Status AllocateToSend(tf::OpKernelContext* ctx, int index, const TensorSha
   const tf::DataType dtype = ctx->expected_output_dtype(index);
   const int64_t bytes = shape.num_elements() * tf::DataTypeSize(dtype);
   if (bytes >= kLeastToShare) {
-    if (const std::shared_ptr<SharedExchange> exchange = CurrentExchange(); exchange != nullptr) {
+    const std::shared_ptr<SharedExchange> exchange = CurrentExchange();
+    std::shared_ptr<SharedBuffer> shared;
+    try {
+      if (exchange != nullptr && !exchange->is_of_parent()) shared = exchange->Take(bytes);
+    } catch (const kvtable::Error&) {
+      // This op would fail on this rank alone. The alltoall behind it tries again, and tells all ranks.
+    }
+    if (shared != nullptr) {
       const tf::core::RefCountPtr<tf::TensorBuffer> buffer(
-          new SharedTensorBuffer(exchange->Take(bytes), static_cast<size_t>(bytes)));
+          new SharedTensorBuffer(std::move(shared), static_cast<size_t>(bytes)));
       ctx->set_output(index, Tensor(dtype, shape, buffer.get()));
       *output = ctx->mutable_output(index);
       return absl::OkStatus();

@@ -87,6 +87,21 @@ const kvtable::SlotSpec* FindSlot(const std::vector<kvtable::SlotSpec>& slots, c
 
 }  // namespace
 
+std::unique_lock<std::mutex> TableResource::LockSlots(const kvtable::ParallelFor& threads) {
+  std::unique_lock<std::mutex> lock(slots_mu_, std::defer_lock);
+  if (threads.may_wait()) {
+    lock.lock();
+  } else if (!lock.try_lock()) {  // who has it may be waiting
+    throw kvtable::MustWait();
+  }
+  return lock;
+}
+
+void TableResource::DropSlots(kvtable::Table* table, kvtable::ParallelFor* threads) {
+  const std::unique_lock<std::mutex> lock = LockSlots(*threads);
+  table->EnsureSlots({}, *threads);
+}
+
 kvtable::SlotColumns TableResource::AttachSlots(kvtable::Table* table,
                                                 const std::vector<kvtable::SlotSpec>& own,
                                                 const std::vector<kvtable::SlotSpec>& all, int64_t generation,
@@ -94,12 +109,7 @@ kvtable::SlotColumns TableResource::AttachSlots(kvtable::Table* table,
   std::vector<kvtable::SlotSpec> slots;
   kvtable::SlotColumns columns;
   {
-    std::unique_lock<std::mutex> lock(slots_mu_, std::defer_lock);
-    if (threads->may_wait()) {
-      lock.lock();
-    } else if (!lock.try_lock()) {  // who has it may be waiting
-      throw kvtable::MustWait();
-    }
+    const std::unique_lock<std::mutex> lock = LockSlots(*threads);
     const bool newer = generation > slots_generation_;
     // Slots that stay keep their places, so that nothing moves when nothing changes.
     const std::vector<kvtable::SlotSpec> before = table->slots();

@@ -69,6 +69,9 @@ class TableResource : public tensorflow::ResourceBase {
                                    const std::vector<kvtable::SlotSpec>& all, int64_t generation,
                                    kvtable::ParallelFor* threads);
 
+  // Takes all slots out of the rows of `table`. Throws MustWait as AttachSlots does.
+  void DropSlots(kvtable::Table* table, kvtable::ParallelFor* threads);
+
   // Another number each time: seeds the draws of one batch, of its rounding or of the keys that it admits. Saves
   // have how many there were, so that a run that is restored goes on drawing where it stopped.
   uint64_t NextSeed() { return draws_.fetch_add(1, std::memory_order_relaxed); }
@@ -98,6 +101,8 @@ class TableResource : public tensorflow::ResourceBase {
   int64_t MemoryUsed() const override;
 
  private:
+  std::unique_lock<std::mutex> LockSlots(const kvtable::ParallelFor& threads);
+
   const TableConfig config_;
   std::shared_ptr<kvtable::Table> table_;
   std::shared_ptr<kvtable::Table> table_there_;

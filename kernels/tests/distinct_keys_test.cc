@@ -1,4 +1,4 @@
-// Chains of equal keys against a map: batches without repetitions, with few, and with little else.
+// Keys in order of which one they are, against a map: batches without repetitions, with few, and with little else.
 #include "lookups/distinct_keys.h"
 
 #include <cstdint>
@@ -13,25 +13,26 @@ namespace {
 
 void AgreesWithAMap(const std::vector<uint64_t>& keys) {
   const uint32_t n = static_cast<uint32_t>(keys.size());
-  std::vector<uint32_t> first(n);
-  std::vector<uint32_t> next(n);
-  const uint32_t distinct = ChainEqualKeys(keys.data(), n, first.data(), next.data());
-  std::unordered_map<uint64_t, uint32_t> last;
-  std::vector<uint32_t> wanted_next(n, kNoMore);
-  std::vector<uint32_t> wanted_first;
+  std::vector<uint32_t> order(n);
+  std::vector<uint32_t> begins(n + 2);
+  const uint32_t distinct = OrderByKey(keys.data(), n, order.data(), begins.data());
+  std::unordered_map<uint64_t, size_t> numbers;
+  std::vector<std::vector<uint32_t>> occurrences;
   for (uint32_t i = 0; i < n; ++i) {
-    const auto [it, is_first] = last.emplace(keys[i], i);
-    if (is_first) {
-      wanted_first.push_back(i);
-    } else {
-      wanted_next[it->second] = i;
-      it->second = i;
-    }
+    const auto [it, is_first] = numbers.emplace(keys[i], occurrences.size());
+    if (is_first) occurrences.emplace_back();
+    occurrences[it->second].push_back(i);
   }
-  CHECK(distinct == wanted_first.size());
-  first.resize(distinct);
-  CHECK(first == wanted_first);
-  CHECK(next == wanted_next);
+  std::vector<uint32_t> wanted_order;
+  std::vector<uint32_t> wanted_begins = {0};
+  for (const std::vector<uint32_t>& of_key : occurrences) {
+    wanted_order.insert(wanted_order.end(), of_key.begin(), of_key.end());
+    wanted_begins.push_back(static_cast<uint32_t>(wanted_order.size()));
+  }
+  CHECK(distinct == occurrences.size());
+  CHECK(order == wanted_order);
+  begins.resize(distinct + 1);
+  CHECK(begins == wanted_begins);
 }
 
 // `n` keys, of which every `every`-th is drawn among the first `among`; 0: all are different.

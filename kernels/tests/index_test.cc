@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -12,6 +13,10 @@
 
 namespace kvtable {
 namespace {
+
+std::shared_ptr<EqualSlots> Slots(bool huge_pages, int owners = 1) {
+  return std::make_shared<EqualSlots>(owners, huge_pages, "a test");
+}
 
 using HashOfKey = std::function<uint64_t(uint64_t)>;
 
@@ -69,12 +74,12 @@ size_t AgreesWithAMap(uint64_t keys, int rounds, uint64_t seed, const HashOfKey&
 }
 
 size_t AgreesWithAMap(uint64_t keys, int rounds, uint64_t seed, const HashOfKey& hash_of) {
-  BucketIndex index(true);
+  BucketIndex index(Slots(true), 0);
   return AgreesWithAMap(keys, rounds, seed, hash_of, &index);
 }
 
 void EmptyIndexFindsNothing() {
-  BucketIndex index(false);
+  BucketIndex index(Slots(false), 0);
   CHECK(index.Find(Mix64(0)) == BucketIndex::kNoRow);
   CHECK(index.Erase(Mix64(0)) == BucketIndex::kNoRow);
   CHECK(index.bytes() == 0);
@@ -96,7 +101,7 @@ void KeysThatMeetAreFound() {
 // A row is found whatever the number of buckets is: just below, at and above each power of two, full and grown.
 void RowsComeBackAtEverySize() {
   for (size_t keys = 1; keys < 5'000; keys += keys < 400 ? 1 : 97) {
-    BucketIndex index(false);
+    BucketIndex index(Slots(false), 0);
     index.Reserve(keys);
     for (uint64_t key = 0; key < keys; ++key) {
       index.PrepareInsert(static_cast<uint32_t>(key));
@@ -111,7 +116,7 @@ void RowsComeBackAtEverySize() {
 }
 
 void RowsOfManyBitsMakeRoomForThemselves() {
-  BucketIndex index(false);
+  BucketIndex index(Slots(false), 0);
   for (const uint32_t row : {0U, 255U, 256U, 100'000U, 3'000'000U}) {
     index.PrepareInsert(row);
     index.Insert(Mix64(row), row);
@@ -120,7 +125,7 @@ void RowsOfManyBitsMakeRoomForThemselves() {
 }
 
 void GrowthStaysWithinItsLoad() {
-  BucketIndex index(true);
+  BucketIndex index(Slots(true), 0);
   for (uint32_t key = 0; key < 1'000'000; ++key) {
     index.PrepareInsert(key);
     index.Insert(Mix64(key), key);
@@ -132,9 +137,35 @@ void GrowthStaysWithinItsLoad() {
   CHECK(index.far_keys() < 200);
 }
 
+// Indexes of shards, which grow together: as soon as each has one key more, all are of one size, side by side.
+void ShardsGrowTogether() {
+  constexpr int kShards = 16;
+  const auto slots = Slots(true, kShards);
+  std::vector<std::unique_ptr<BucketIndex>> all;
+  for (int s = 0; s < kShards; ++s) all.push_back(std::make_unique<BucketIndex>(slots, s));
+  std::vector<uint32_t> rows(kShards, 0);
+  for (uint64_t key = 0; key < 1'500'000; ++key) {
+    const auto s = static_cast<size_t>(Mix64(key) >> 60);
+    all[s]->PrepareInsert(rows[s]);
+    all[s]->Insert(Mix64(key), rows[s]++);
+    if (key < 300'000 || key % 1'000 != 0) continue;
+    size_t bytes = slots->idle_bytes();
+    for (const auto& one : all) bytes += one->bytes();
+    const double per_key = static_cast<double>(bytes) / static_cast<double>(key);
+    CHECK(per_key >= 12.0 && per_key <= 16.5);
+  }
+  std::vector<uint32_t> next(kShards, 0);
+  for (uint64_t key = 0; key < 1'500'000; ++key) {
+    const auto s = static_cast<size_t>(Mix64(key) >> 60);
+    CHECK(all[s]->Find(Mix64(key)) == next[s]++);
+  }
+  for (const auto& one : all) one->Clear();
+  CHECK(slots->idle_bytes() == 0);
+}
+
 // Keys that come and go for long, in an index that does not grow: buckets that count no more who passes become no more.
 void AbsentKeysAreFewBucketsAwayAfterLongUse() {
-  BucketIndex index(false);
+  BucketIndex index(Slots(false), 0);
   const uint32_t keys = 20'000;
   index.Reserve(keys);
   for (uint32_t key = 0; key < keys; ++key) {
@@ -168,6 +199,7 @@ int main() {
   kvtable::RowsComeBackAtEverySize();
   kvtable::RowsOfManyBitsMakeRoomForThemselves();
   kvtable::GrowthStaysWithinItsLoad();
+  kvtable::ShardsGrowTogether();
   kvtable::AbsentKeysAreFewBucketsAwayAfterLongUse();
   return 0;
 }

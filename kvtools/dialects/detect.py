@@ -15,6 +15,7 @@ from kvtools.dialects.interface import Checkpoint, Origin, TableReader
 from kvtools.dialects.location import locate
 from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, UsageError
+from kvtools.file_kind import FOLDER, file_kind
 from kvtools.remote.paths import local_path, shown_path
 from kvtools.remote.unfinished import UNFINISHED
 
@@ -128,6 +129,8 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
     """
     options = options or OpenOptions()
     source = Source(os.fspath(local_path(path)), salvage=options.salvage)
+    if not source.is_url and (kind := file_kind(source.path)) not in (None, FOLDER):
+        raise BadInputError(f"opening '{source.text}': it is {kind}, expected a file or folder")
     if not source.is_url and os.path.exists(source.path / UNFINISHED):  # noqa: PTH110  (false where it may not be looked at)
         raise BadInputError(
             f"opening '{source.text}': it is being written, or its writing was broken off: '{UNFINISHED}' is in it;"

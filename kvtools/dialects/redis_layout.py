@@ -36,6 +36,10 @@ class TableKeys:
         """Return the hash of key bytes to the bytes of slots, frequency and version."""
         return f"{{{self.base}:{bucket}}}:state"
 
+    def lengths(self) -> list[tuple[Any, ...]]:
+        """Return commands whose replies add up to the rows of the table."""
+        return [("HLEN", self.values(bucket)) for bucket in range(self.buckets)]
+
     def extra(self, name: str) -> str:
         """Return the hash of piece numbers to the bytes of an extra array."""
         return f"{{{self.base}}}:{name}"
@@ -101,6 +105,14 @@ def joined(replies: Sequence[bytes | None], size: int, doing: str) -> Array:
             " write the table again"
         )
     return np.frombuffer(b"".join(replies), np.uint8).reshape(len(replies), size)  # type: ignore[arg-type]
+
+
+def rows_lost(name: str, held: int, rows: int) -> str:
+    """Return what is wrong with a table that has not the rows that its description says."""
+    return (
+        f"table '{name}' has {held} of {rows} rows: Redis has evicted keys, see its maxmemory and maxmemory-policy, or"
+        " something else wrote there; write the tables anew"
+    )
 
 
 def read_meta(text: bytes, doing: str) -> dict[str, Any]:

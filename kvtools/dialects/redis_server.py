@@ -199,11 +199,30 @@ def redis_errors(doing: str, kind: type[KvtoolsError] = BadInputError) -> Iterat
         raise kind(f"{doing}: {error}; check that all nodes of the cluster run") from error
 
 
+def is_refusal(error: KvtoolsError) -> bool:
+    """Return whether Redis is there and said no, such as to a user or for a key of another type."""
+    from redis.exceptions import (
+        AuthenticationError,
+        ClusterDownError,
+        MasterDownError,
+        ResponseError,
+        TryAgainError,
+    )
+
+    said = isinstance(error.__cause__, (AuthenticationError, ResponseError))
+    return said and not isinstance(error.__cause__, (ClusterDownError, MasterDownError, TryAgainError))
+
+
 def run(
-    client: Any, commands: Iterable[Sequence[Any]], doing: str, kind: type[KvtoolsError] = BadInputError
+    client: Any,
+    commands: Iterable[Sequence[Any]],
+    doing: str,
+    kind: type[KvtoolsError] = BadInputError,
+    *,
+    transaction: bool = False,
 ) -> list[Any]:
-    """Send commands at once and return their replies, in order."""
-    pipeline = client.pipeline(transaction=False)
+    """Send commands at once and return their replies, in order; in a `transaction` they are of one moment."""
+    pipeline = client.pipeline(transaction=transaction)
     for command in commands:
         pipeline.execute_command(*command)
     with redis_errors(doing, kind):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -71,9 +72,9 @@ class TableSchema:
     bytes: int = 0
     rows_as: str | None = None
 
-    @property
+    @cached_property
     def rows(self) -> int:
-        """Rows of all parts."""
+        """Rows of all parts; added up once, as whoever reads a part asks for them, and there may be thousands."""
         return sum(self.part_rows)
 
     @property

@@ -404,12 +404,13 @@ def _open_part(bundle: Bundle, doing: str, meta: PartMeta, slot_tensors: Sequenc
 
     keys = column("-keys", (meta.key_dtype,), None, None)
     values = column("-values", (meta.value_dtype,), meta.dim, keys.rows)
-    slots = {slot: column(_SLOT + slot, SLOT_DTYPES, width, keys.rows) for slot, width in meta.slots}
+    slot_dtypes = tuple({*SLOT_DTYPES, meta.value_dtype})
+    slots = {slot: column(_SLOT + slot, slot_dtypes, width, keys.rows) for slot, width in meta.slots}
     # A slot that kvmeta does not name is shown and carried along all the same.
     for name in slot_tensors:
         slot = name.removeprefix(meta.prefix + _SLOT)
         if slot not in slots:
-            slots[slot] = column(_SLOT + slot, SLOT_DTYPES, bundle.entries[name].shape[1], keys.rows)
+            slots[slot] = column(_SLOT + slot, slot_dtypes, bundle.entries[name].shape[1], keys.rows)
     if meta.prefix + "-init" in bundle:
         used.add(meta.prefix + "-init")
     part = Part(keys.rows, keys, values, slots, optional("-freqs", keys.rows), optional("-versions", keys.rows))

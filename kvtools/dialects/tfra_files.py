@@ -491,7 +491,6 @@ DIALECT = Dialect(
         version_dtypes=("int32",),
         version_units=("seconds",),
         partition=partition_rule,
-        empty_dim=False,
         metadata=frozenset({"tfra"}),
         status_tables=True,
     ),

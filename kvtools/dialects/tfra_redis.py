@@ -380,7 +380,6 @@ DIALECT = Dialect(
         version_dtypes=("int32",),
         version_units=("seconds",),
         many_parts=False,
-        empty_dim=False,
         metadata=frozenset({"tfra"}),
         status_tables=True,
     ),

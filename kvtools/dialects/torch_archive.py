@@ -29,6 +29,7 @@ from kvtools.dialects.zip_archive import data_offset, zip_errors
 from kvtools.errors import BadInputError
 from kvtools.remote.stored import for_library, open_binary
 
+_SUFFIXES = (".pt", ".pth", ".bin")
 PICKLE = "data.pkl"
 DTYPES = {
     "float32": "float32",
@@ -222,14 +223,16 @@ class _Part(io.RawIOBase):
 
 
 def is_archive(path: Path) -> bool:
-    """Tell whether a file is what `torch.save` writes, by its table of contents."""
+    """Tell whether a file is what `torch.save` writes: by its table of contents, or its name if that is cut off."""
     try:
         with open_binary(path) as file:
             if file.read(4) != b"PK\x03\x04":
                 return False
         with zipfile.ZipFile(for_library(path)) as archive:
             return any(name.count("/") == 1 and name.endswith(f"/{PICKLE}") for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+    except zipfile.BadZipFile:
+        return path.suffix in _SUFFIXES
+    except (OSError, ValueError, NotImplementedError):
         return False
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.metadata
 import re
 import sys
@@ -14,6 +16,9 @@ EXTRAS = {
     "tensorflow": "training",
     "formats": "HDF5, Arrow, Parquet, Redis and safetensors",
     "report": "`kvtools report`",
+    "sql": "`kvtools sql`",
+    "remote": "checkpoints behind URLs, s3:// and others",
+    "explore": "`kvtools explore` in a terminal",
     "serve": "`kvtools serve`",
     "grpc": "`kvtools serve --grpc-port`",
     "ray": "`--engine ray`",
@@ -34,7 +39,44 @@ def check_packages() -> Iterator[Check]:
     for extra in ("", *EXTRAS):
         wanted = [one for one in map(_parsed, requirements) if one is not None and one[2] == extra]
         yield _check(extra, [(name, allowed) for name, allowed, _ in wanted])
+    yield from _check_what_tensorflow_needs()
+    yield from _check_pyarrow()
     yield _check_tensorboard()
+
+
+def _tensorflow() -> str | None:
+    """The TensorFlow that is here, as pip names it; None without one."""
+    for name in ("tensorflow", "tensorflow-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{name}=={importlib.metadata.version(name)}"
+    return None
+
+
+def _check_what_tensorflow_needs() -> Iterator[Check]:
+    """What pip has put in the place of a package that TensorFlow needs in another version."""
+    if (tensorflow := _tensorflow()) is None:
+        return
+    wrong = []
+    requirements = importlib.metadata.requires(tensorflow.partition("==")[0]) or []
+    for name, allowed, extra in filter(None, map(_parsed, requirements)):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(name)
+            if not extra and not allows(allowed, version):
+                wrong.append(f"{name} is {version}, and TensorFlow needs {allowed}")
+    if wrong:
+        advice = f"pip install '{tensorflow}', with what else is wanted in the same command, as 'kvtools[serve,grpc]'"
+        yield Check("TensorFlow's own", "warning", "; ".join(wrong), advice)
+
+
+def _check_pyarrow() -> Iterator[Check]:
+    """Whether it can be imported: later ones refuse NumPy 1, and do not say so to pip."""
+    try:
+        importlib.metadata.version("pyarrow")
+        importlib.import_module("pyarrow")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    except ImportError as error:
+        yield Check("pyarrow", "warning", f"cannot be imported: {error}", "with NumPy 1: pip install 'pyarrow<25'")
 
 
 def _check_tensorboard() -> Check:
@@ -63,6 +105,8 @@ def _check(extra: str, wanted: list[tuple[str, str]]) -> Check:
         else:
             wrong.append(f"{name} is {version}, wanted is {allowed}")
     install = f"pip install 'kvtools[{extra}]'" if extra else "pip install --upgrade --force-reinstall kvtools"
+    if extra not in ("", "tensorflow") and (tensorflow := _tensorflow()):
+        install += f" '{tensorflow}'"  # pip would put packages in the place of those that it needs
     title = f"[{extra}]" if extra else "always needed"
     use = f", for {EXTRAS[extra]}" if extra else ""
     if wrong or (missing and not extra):

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def page_details(tables: int, *, points: int = 1000) -> list[Detail]:
 
 
 def render_page(
-    surveys: Sequence[TableSurvey],
+    surveys: Iterable[TableSurvey],
     source: ClipSource,
     *,
     title: str,
@@ -79,14 +79,14 @@ def render_page(
         when: the time to show, now if None.
     """
     when = when or datetime.now(timezone.utc)
-    ordered = sorted(surveys, key=lambda one: -one.schema.bytes)
+    tables = sorted((_table(survey) for survey in surveys), key=lambda one: -one["bytes"])
     data = {
         "command": {
             "path": shell_quoted(source.path),
             "output": source.output,
             "options": [shell_quoted(option) for option in source.options],
         },
-        "tables": [_table(survey) for survey in ordered],
+        "tables": tables,
     }
     folder = Path(__file__).parent
     style, script = (f"\n{(folder / name).read_text('utf-8')}" for name in ("page.css", "page.js"))

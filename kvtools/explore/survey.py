@@ -7,7 +7,7 @@ meanwhile are histograms, a sample, and the norms of the rows, which go to a tem
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -103,8 +103,8 @@ def survey_tables(
     memory: int = DEFAULT_MEMORY,
     workers: int | None = None,
     progress: Progress | None = None,
-) -> list[TableSurvey]:
-    """Survey tables, in their order.
+) -> Iterator[TableSurvey]:
+    """Survey tables, in their order; each survey holds histograms, which thousands of tables need not have at once.
 
     Args:
         tables: any readers.
@@ -128,7 +128,7 @@ def survey_tables(
     def survey(task: tuple[TableReader, Detail]) -> TableSurvey:
         return survey_table(*task, version_unit=version_unit, memory=memory, workers=workers, progress=progress)
 
-    return list(run_all(survey, list(zip(tables, details, strict=True)), workers=workers))
+    return run_all(survey, list(zip(tables, details, strict=True)), workers=workers)
 
 
 def survey_table(

@@ -62,9 +62,10 @@ def list_tree(store: Store, name: str, shown: str) -> dict[tuple[str, ...], Entr
         folders = []
         for path, entries in zip(waiting, listed, strict=True):
             for child, entry in entries.items():
-                found[(*path, child)] = entry
+                place = (*path, child)
+                found[place] = entry
                 if entry.folder:
-                    folders.append((*path, child))
+                    folders.append(place)
         if len(found) > MOST:
             raise BadInputError(f"listing '{shown}': it has more than {MOST} files; name a folder below it")
         waiting = folders

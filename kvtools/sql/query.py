@@ -279,12 +279,17 @@ class _Asked:
         if isinstance(error, KvtoolsError) or not isinstance(error, Exception):
             return error
         message = first_line(error) + wider_hint(error, "key")
+        if "No space left" in message or "failed to offload" in message:  # which DuckDB takes for want of memory, too
+            return OutputError(
+                f"{self._doing}: writing temporary files in '{tempfile.gettempdir()}': No space left on device; make"
+                " room there, name another folder by TMPDIR, or say a larger --memory, so that less goes to them"
+            )
         if "Out of Memory Error" in message:
             return BadInputError(
                 f"{self._doing}: {self._memory:,} bytes are not enough for this query; give it more with --memory, or"
                 f" ask for less ({message.partition('Out of Memory Error: ')[2][:120]})"
             )
-        if "No space left" in message or "temp_directory" in message:
+        if "temp_directory" in message:
             return OutputError(f"{self._doing}: {message}; make room in '{tempfile.gettempdir()}', or set TMPDIR")
         return UsageError(f"{self._doing}: {self._hinted(message)}")
 

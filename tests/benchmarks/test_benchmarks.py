@@ -63,6 +63,23 @@ def test_lookups_and_steps_stand_beside_the_memory_floor(run):
 
 
 @pytest.mark.thorough
+def test_cases_say_how_far_apart_the_processors_were(run):
+    for case in result_of(run)["cases"]:
+        assert len(case["line_transfer_ns"]) == 2 and min(case["line_transfer_ns"]) > 0
+
+
+def test_the_page_names_the_cases_that_processors_without_a_common_cache_ran(module):
+    def case(title, *line_transfer_ns):
+        return {"group": "train", "title": title, "line_transfer_ns": line_transfer_ns}
+
+    told = module("report")._line_transfers
+    assert told([{"group": "train", "title": "SGD"}]) == []
+    assert "45 ns and more" in told([case("SGD", 45, 60)])[1] and "never twice" in told([case("SGD", 45, 60)])[1]
+    (page,) = told([case("SGD", 45, 60), case("Adam", 50, 210), case("Adagrad", 230, 44)])[1:]
+    assert "Training step, Adam (50, 210); Training step, Adagrad (230, 44)." in page and "SGD" not in page
+
+
+@pytest.mark.thorough
 def test_the_end_to_end_run_says_what_was_learnt(run):
     (case,) = [case for case in result_of(run)["cases"] if case["group"] == "ctr"]
     for side in case["sides"].values():

@@ -152,7 +152,14 @@ def test_a_table_that_is_named_is_asked_alone(sample_path: Path, tmp_path: Path,
 
 def test_bad_usage(sample_path: Path, capsys: Capture) -> None:
     path = str(sample_path)
-    for arguments in ([], ["5", "--json", "--csv"], ["5", "--jsonn"], ["5", "--output", "rows.unknown"]):
+    for arguments in (
+        [],
+        [""],
+        ["", "--where", "freq>0"],
+        ["5", "--json", "--csv"],
+        ["5", "--jsonn"],
+        ["5", "--output", "rows.unknown"],
+    ):
         assert main(["get", path, *arguments]) == 2
     for arguments in (["abc"], ["1.5"], ["5", "--columns", "Adam.x"], ["--keys-file", "gone"], ["5", "--table", "x"]):
         assert main(["get", path, *arguments]) == 1

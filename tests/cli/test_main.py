@@ -71,6 +71,14 @@ def test_help_of_a_command_has_examples(command: str, capsys: pytest.CaptureFixt
     assert f"\n    kvtools {command} " in capsys.readouterr().out
 
 
+def test_arguments_and_options_that_may_be_left_out_are_there_on_every_python(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["sql", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "[PATH... QUERY]" in shown and "--attach NAME=PATH" in shown
+
+
 def test_without_arguments_the_help_is_shown_and_the_status_is_that_of_bad_usage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

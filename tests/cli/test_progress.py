@@ -32,6 +32,20 @@ def test_a_line_of_a_log_says_what_and_how_far() -> None:
     assert log.getvalue() == "kvtools: compiling: 25%, 30 s\n"
 
 
+def test_a_line_of_a_log_says_how_many_tables_are_done() -> None:
+    heartbeat, log = beats("reading")
+    for table in ("a", "b", "c"):
+        heartbeat.update(table, 10, 20)
+        heartbeat.update(table, 20, 20)
+    heartbeat.beat()
+    heartbeat.update("d", 0, 20)
+    heartbeat.beat()
+    assert log.getvalue().splitlines() == [
+        "kvtools: reading c: 20 of 20 rows (100%), after 2 others, 30 s",
+        "kvtools: reading d: 0 of 20 rows (0%), after 3 others, 60 s",
+    ]
+
+
 def test_a_log_that_is_closed_stops_no_work() -> None:
     heartbeat, log = beats("migrating")
     log.close()
@@ -47,7 +61,7 @@ def test_a_line_comes_whether_or_not_the_work_goes_on() -> None:
 
     log = Log()
     with Heartbeat("sorting", "rows", log).beating(0.001):
-        assert said.wait(10)
+        assert said.wait(60)
     lines = log.getvalue().splitlines()
     assert lines and set(lines) == {"kvtools: sorting: 0 s"}
     assert not [thread for thread in threading.enumerate() if thread.name == "kvtools-heartbeat"]

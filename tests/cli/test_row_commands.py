@@ -113,7 +113,10 @@ def test_top_in_other_forms(path: str, tables: dict[str, ArrayTable], tmp_path: 
     assert open_checkpoint(tmp_path / "top.npz").table("deep/user").all_keys().tolist() == [
         int(x["key"]) for x in lines
     ]
-    assert run(path, "top --limit 0") == 3
+    for none, how in (("top --limit 0", ""), ("top --where 'norm < 0'", " that meets --where")):
+        assert run(path, none) == 3
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said == f"kvtools: ranking rows: there is none to show in the tables{how}"
     for wrong in ("top --limit -1", "top --by 'freq >'", "top --by 'freq > 2'", "top --by frq", "top --csv"):
         assert run(path, wrong) == 2
     assert "Traceback" not in capsys.readouterr().err
@@ -162,7 +165,9 @@ def test_scan_into_a_file(
 def test_scan_where_nothing_is(path: str, capsys: Capture) -> None:
     assert run(path, "scan --from 1000") == 3
     assert run(path, "scan --from 1000 --csv --table wide --columns value,norm") == 3
-    assert capsys.readouterr().out == "key,norm,value.0,value.1,value.2\n"
+    said = capsys.readouterr()
+    assert said.out == "key,norm,value.0,value.1,value.2\n"
+    assert said.err.count("kvtools: reading rows: there is none with a key in the range\n") == 2
     for wrong in ("scan --from 5 --to 4", "scan --from x", f"scan --to {2**64}", "scan --limit -1", "scan --order up"):
         assert run(path, wrong) == 2
     assert "Traceback" not in capsys.readouterr().err
@@ -420,3 +425,9 @@ def test_accounts_end_with_a_total(path: str, tmp_path: Path, capsys: Capture) -
 def test_a_number_beyond_the_end_of_rows_is_null_and_said_to_be(path: str, capsys: Capture) -> None:
     assert run(path, "top --by value[9] --table wide") == 3
     assert "20 rows have no number to compare (NULL or NaN; value[n] is NULL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["1_000", "\u0661", "1.5"])
+def test_scan_takes_whole_numbers_only(path: str, capsys: Capture, word: str) -> None:
+    assert main(["scan", path, "--from", word]) == 2
+    assert f"got --from {word!r}, expected a whole number" in capsys.readouterr().err

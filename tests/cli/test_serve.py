@@ -100,6 +100,8 @@ def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> 
         (["a", "--versions", "latest", "3"], "a path '3'; write --versions 'latest 3', in quotes"),
         (["--versions", "x:latest", "3", "x=a"], "write --versions 'latest 3', in quotes"),
         (["ads/it=/"], "got the name 'ads/it', expected a letter, then letters, digits"),
+        (["a", "--model-name", "ads/it"], "got --model-name 'ads/it', expected letters, digits"),
+        (["--follow", "a", "--model-name", ""], "got --model-name '', expected letters, digits"),
         (["x=a", "--model-name", "y"], "got --model-name y and x=a, which has a name"),
         (["--backend", "http://[::1]:6379/0"], "got 'http://[::1]:6379/0', expected redis://host:port/database"),
         (["a", "--backend", "127.0.0.1:6379"], "got '127.0.0.1:6379', expected redis://host:port/database"),

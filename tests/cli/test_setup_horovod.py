@@ -88,7 +88,7 @@ def test_the_installed_horovod_is_found_to_work(
     assert first["library"].endswith(".so") and Path(first["library"]).exists()
     assert main(["setup-horovod", "--json"]) == 0
     again = json.loads(capfd.readouterr().out)
-    assert again["action"] == "kept" and again["seconds"] < 2
+    assert again["action"] == "kept"
     assert again == {**first, "action": "kept", "seconds": again["seconds"]}
     assert main(["setup-horovod"]) == 0
     out = capfd.readouterr().out

@@ -141,6 +141,23 @@ def test_an_option_for_one_value_is_given_once(line: str, said: str, capsys: Cap
     assert not Path("o.ckpt.index").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["verify", ""], "PATH"),
+        (["diff", "sample", ""], "B"),
+        (["clip", "sample", "", "--l2", "1"], "OUT"),
+        (["merge", "sample", "", "o.ckpt"], "PATH... OUT"),
+        (["export", "sample", "--savedmodel="], "--savedmodel"),
+        (["serve", "--follow", ""], "--follow"),
+    ],
+)
+def test_an_empty_name_is_not_the_working_folder(words: list[str], name: str, capsys: Capture) -> None:
+    assert main(words) == 2
+    said = f"kvtools: got an empty {name}, expected a file or folder, . for this one: is a variable not set?\n"
+    assert capsys.readouterr() == ("", said)
+
+
 def test_options_for_several_values_and_flags_may_come_again(capsys: Capture) -> None:
     line = "get sample 5 42 --table ads/emb --table user_emb --json --json -q -q"
     assert main(line.split()) == 0

@@ -150,3 +150,24 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path, sample_path: Pat
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "inspect tables.h5",
+        "inspect tables.h5 --dialect hdf5",
+        "verify tables.h5",
+        "stats tables.h5",
+        "diff sample tables.h5",
+        "migrate tables.h5 out.h5",
+    ],
+)
+def test_a_pipe_in_place_of_a_checkpoint_is_an_error_and_no_wait(
+    tmp_path: Path, sample_path: Path, command: str
+) -> None:
+    os.mkfifo(tmp_path / "tables.h5")
+    words = [*KVTOOLS.split(), *command.split()]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == (3 if "verify" in command else 1), done.stderr
+    assert "'tables.h5': it is a pipe, expected a file or folder" in done.stdout + done.stderr

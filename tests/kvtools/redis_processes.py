@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import itertools
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,22 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_ports
 
 redis = pytest.importorskip("redis", reason="redis-py is not installed")
 BINARY = shutil.which("redis-server")
 _folders = itertools.count()
 
 
-def free_port() -> int:
-    """A port that is free, and the port 10,000 above it too: a cluster's nodes talk there."""
-    while True:
-        with socket.socket() as low, socket.socket() as high, contextlib.suppress(OSError, OverflowError):
-            low.bind(("127.0.0.1", 0))
-            high.bind(("127.0.0.1", low.getsockname()[1] + 10_000))
-            return int(low.getsockname()[1])
-
-
-def wait_until(happens: Callable[[], Any], what: str, seconds: float = 30) -> None:
+def wait_until(happens: Callable[[], Any], what: str, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while True:
         with contextlib.suppress(redis.RedisError, OSError):
@@ -45,7 +36,7 @@ class Server:
     def __init__(self, folder: Path, *arguments: str, password: str | None = None) -> None:
         if BINARY is None:
             pytest.skip("redis-server is not installed")
-        self.port = free_port()
+        [self.port] = free_ports(1)
         self.folder = folder / f"redis{next(_folders)}"
         self.folder.mkdir()
         self.password = password
@@ -110,7 +101,7 @@ class Guarded:
         wait_until(synced, "the replica has what the primary has")
         # Only now: a sentinel asks for replicas when it starts, and ten seconds later.
         config = folder / "sentinel.conf"
-        lines = [f"sentinel monitor master 127.0.0.1 {primary} 1", "sentinel down-after-milliseconds master 300"]
+        lines = [f"sentinel monitor master 127.0.0.1 {primary} 1", "sentinel down-after-milliseconds master 60000"]
         lines += ["sentinel failover-timeout master 2000"]
         lines += [f"sentinel auth-pass master {password}"] if password else []
         config.write_text("\n".join(lines) + "\n")

@@ -178,9 +178,42 @@ def test_packages_that_are_missing_or_too_old_name_their_extra(monkeypatch: pyte
     formats = "without h5py, for HDF5, Arrow, Parquet, Redis and safetensors"
     assert found["[formats]"] == Check("[formats]", "note", formats, "pip install 'kvtools[formats]'")
     assert found["[ray]"].status == "note"
+    assert {"[sql]", "[remote]", "[explore]"} <= found.keys()
     assert found["tensorboard"].status == "note" and found["tensorboard"].advice == "pip install tensorboard"
     there["tensorboard"] = "2.20.0"
     assert by_name(check_packages())["tensorboard"] == Check("tensorboard", "ok", "tensorboard 2.20.0")
+
+
+def test_pip_is_to_keep_the_tensorflow_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"tensorflow": "2.16.2", "protobuf": "7.36.2", "numpy": "1.26.4"}
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return there[name]
+
+    requires = {
+        "kvtools": ['grpcio-reflection>=1.60; extra == "grpc"', 'tensorflow>=2.16,<2.22; extra == "tensorflow"'],
+        "tensorflow": ["numpy<2.0.0,>=1.26.0", "protobuf!=4.21.0,<5.0.0dev,>=3.20.3", 'protobuf<1; extra == "more"'],
+    }
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "requires", requires.get)
+    found = by_name(check_packages())
+    assert found["[grpc]"].advice == "pip install 'kvtools[grpc]' 'tensorflow==2.16.2'"
+    needed = found["TensorFlow's own"]
+    assert needed.status == "warning" and "'tensorflow==2.16.2'" in needed.advice
+    assert needed.value == "protobuf is 7.36.2, and TensorFlow needs !=4.21.0,<5.0.0dev,>=3.20.3"
+    there["protobuf"] = "4.25.9"
+    assert "TensorFlow's own" not in by_name(check_packages())
+
+
+def test_a_pyarrow_that_refuses_this_numpy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "pyarrow" not in by_name(check_packages())
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('pyarrow requires NumPy 2.0 or newer, found 1.26.4')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
+    found = by_name(check_packages())["pyarrow"]
+    assert found.status == "warning" and "found 1.26.4" in found.value and "pyarrow<25" in found.advice
 
 
 def test_a_port_that_is_taken_and_few_descriptors_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

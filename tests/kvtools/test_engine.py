@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -41,6 +42,12 @@ class TestThreads:
     def test_the_error_of_a_task_arrives(self, workers: int) -> None:
         with pytest.raises(BadInputError, match="it is three"):
             list(run_all(refuse, range(6), workers=workers))
+
+    def test_results_that_nobody_took_yet_are_bounded(self) -> None:
+        begun: list[int] = []
+        with contextlib.closing(run_all(begun.append, range(2000), workers=2)) as results:  # type: ignore[type-var]
+            next(results)
+        assert len(begun) < 600
 
     def test_a_task_that_looks_at_stop_is_not_waited_for(self) -> None:
         stop = threading.Event()

@@ -10,6 +10,8 @@ import json
 import re
 import shlex
 import subprocess
+import weakref
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from kvtools.errors import BadInputError
 from kvtools.explore.command import ClipSource, clip_command, policy_entry, shell_quoted
 from kvtools.explore.explore import write_page
 from kvtools.explore.page import page_details, render_page
-from kvtools.explore.survey import Detail, survey_table, survey_tables
+from kvtools.explore.survey import Detail, TableSurvey, survey_table, survey_tables
 from kvtools.migrate import write_tables
 
 NOW = 1_760_000_000
@@ -109,6 +111,19 @@ def test_criteria_without_thresholds(changes: dict[str, Any], expected: list[int
     assert [int(not reason) for reason in why] == expected
 
 
+def test_no_survey_is_kept_for_the_page() -> None:
+    seen: list[weakref.ref[TableSurvey]] = []
+
+    def surveys() -> Iterator[TableSurvey]:
+        for survey in survey_tables([table(str(number), rows=20) for number in range(50)], [Detail()] * 50, workers=1):
+            seen.append(weakref.ref(survey))
+            assert sum(one() is not None for one in seen) <= 2
+            yield survey
+
+    page = render_page(surveys(), ClipSource.of("a"), title="t", about="a")
+    assert len(data_of(page)["tables"]) == 50
+
+
 def test_odd_tables_are_surveyed() -> None:
     none = np.empty((0, 3), np.float32)
     odd = [
@@ -117,7 +132,7 @@ def test_odd_tables_are_surveyed() -> None:
         ArrayTable("nan", np.arange(3), np.full((3, 2), np.nan, np.float32)),
         ArrayTable("huge", np.arange(3), np.array([[1e300], [1e-300], [np.inf]])),
     ]
-    surveys = survey_tables(odd, [Detail()] * 4)
+    surveys = list(survey_tables(odd, [Detail()] * 4))
     page = render_page(surveys, ClipSource.of("a"), title="t", about="a")
     tables = {one["name"]: one for one in data_of(page)["tables"]}
     assert tables["one"]["hot"]["keys"] == [str(2**64 - 1)]

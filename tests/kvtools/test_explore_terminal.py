@@ -33,7 +33,7 @@ def explorer() -> Explorer:
         )
         for name, rows in zip(NAMES, (2000, 300, 0), strict=True)
     ]
-    surveys = survey_tables(tables, [Detail(points=0, neighbours=0, hot=20)] * 3)
+    surveys = list(survey_tables(tables, [Detail(points=0, neighbours=0, hot=20)] * 3))
     return Explorer(tables, surveys, ClipSource.of("model.h5"), "Tables of model.h5")
 
 

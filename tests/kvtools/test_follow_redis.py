@@ -95,6 +95,48 @@ def test_another_run_goes_on_from_where_the_last_one_came_to(url: str, writer: C
     assert_has(url, writer)
 
 
+def test_rows_that_redis_has_evicted_are_not_written_over(url: str, writer: ChainWriter, server: Server) -> None:
+    follower = RedisFollower(writer.folder, url)
+    steps(follower)
+    bucket = f"{{{json.loads(server.client().get('kvtools:meta'))['tables'][1]['key']}:0}}"
+    assert server.client().delete(bucket) == 1
+    writer.put("emb", [1, 500], 2)
+    writer.increment()
+    for _ in range(2):
+        with pytest.raises(OutputError, match="table 'emb' has 0 of 200 rows: Redis has evicted keys, see its maxmem"):
+            follower.step()
+    assert not server.client().exists(bucket), "where a lookup would miss all other rows without a word"
+    follower.close()
+    with pytest.raises(OutputError, match=r"table 'emb' has 0 of 200 rows: .* write the tables anew, by --force"):
+        RedisFollower(writer.folder, url)
+    assert len(steps(RedisFollower(writer.folder, url, force=True))) == 2
+    assert_has(url, writer)
+
+
+def test_a_redis_that_begins_again_without_its_data_is_filled_anew(
+    url: str, writer: ChainWriter, server: Server
+) -> None:
+    follower = RedisFollower(writer.folder, url)
+    steps(follower)
+    server.client().flushall()
+    writer.put("emb", [1, 500], 2)
+    writer.increment()
+    assert [one.name for one in steps(follower)] == ["ckpt-1", "ckpt-2.delta"]
+    assert_has(url, writer)
+
+
+def test_a_table_that_was_emptied_is_filled_again(url: str, writer: ChainWriter) -> None:
+    follower = RedisFollower(writer.folder, url)
+    writer.remove("emb", range(200))
+    writer.increment()
+    assert len(steps(follower)) == 2
+    assert_has(url, writer)
+    writer.put("emb", [1, 500], 2)
+    writer.increment()
+    assert len(steps(RedisFollower(writer.folder, url))) == 1
+    assert_has(url, writer)
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))

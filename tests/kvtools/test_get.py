@@ -122,11 +122,21 @@ def test_key_files_have_headers_comments_and_marks_of_other_systems(text: bytes,
         (b"user,freq\n5,1\n", "got a header of 2 columns, 'user,freq', expected one called key"),
         ("key\n5".encode("utf-16"), "it is in UTF-16, expected UTF-8"),
         (b"1.5\n5", "line 1 is '1.5'"),
+        (b"5\n1_000\n", "line 2 is '1_000', expected 64-bit integers"),
+        (b"key,freq\n1_000,2\n", "line 2 is '1_000,2', expected a 64-bit integer in column 1"),
+        ("key,freq\n\u0661\u0662,2\n".encode(), "line 2 is '\u0661\u0662,2', expected a 64-bit integer in column 1"),
     ],
 )
 def test_key_files_that_are_wrong_are_named_by_line(text: bytes, said: str) -> None:
     with pytest.raises(BadInputError, match=f"reading keys from x: {re.escape(said)}"):
         list(read_keys(io.BytesIO(text), "x"))
+
+
+@pytest.mark.parametrize("word", ["1_000", "\u0661\u0662", "\udcff", "1.5", "+"])
+def test_arguments_that_are_no_whole_numbers_are_named(word: str) -> None:
+    shown = repr(word.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+    with pytest.raises(BadInputError, match=f"got {re.escape(shown)}, expected integers"):
+        keys_from([word], None)
 
 
 def test_comments_and_columns_are_the_same_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtools.histogram import NORM_EDGES, FrequencyHistogram, NormHistogram, VersionHistogram, norm_bins
+from kvtools.histogram import NORM_EDGES, FrequencyHistogram, NormHistogram, VersionHistogram, _lines, norm_bins
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -103,6 +103,15 @@ def test_zipf_exponent(exponent: float) -> None:
     histogram = FrequencyHistogram()
     histogram.add((1e9 * np.arange(1, 100_001, dtype=np.float64) ** -exponent).astype(np.int64))
     assert histogram.zipf_exponent() == pytest.approx(exponent, abs=0.02)
+
+
+def test_lines_are_those_of_least_squares() -> None:
+    x = np.log(np.arange(1.0, 101.0))
+    y = 20 - 1.5 * x + np.random.default_rng(0).normal(size=100)
+    windows = [(0, 4), (3, 50), (0, 99), (95, 99)]
+    found = np.transpose(_lines(x, y, *np.transpose(windows)))
+    for (first, last), line in zip(windows, found, strict=True):
+        assert line == pytest.approx(np.polyfit(x[first : last + 1], y[first : last + 1], 1))
 
 
 def test_zipf_exponent_of_too_few_or_equal_frequencies() -> None:

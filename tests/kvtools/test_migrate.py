@@ -373,3 +373,11 @@ def test_files_of_a_bundle_are_opened_once_however_many_parts_there_are(
     monkeypatch.setattr(reader, "read_table", lambda path: indexes.append(path) or read(path))
     write_tables([table()], tmp_path / "a", "deeprec", parts=40)
     assert len(indexes) == 1
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "bool"])
+def test_slots_of_whole_numbers_are_read_back(tmp_path: Path, dtype: str) -> None:
+    values = np.arange(12).reshape(4, 3).astype(dtype)
+    table = ArrayTable("a", np.arange(4), values, slots={"Adam.m": values[::-1]})
+    assert write_tables([table], tmp_path / "m", "tfplugin", verify=True).lossless
+    assert compare_tables(table, open_checkpoint(tmp_path / "m").table("a")).same

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from redis_processes import free_port
+from ports import free_ports
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.chunk import ALL_COLUMNS, Chunk, Columns
@@ -53,7 +53,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
     def run(*arguments: str) -> tuple[int, str]:
         folder = tmp_path_factory.mktemp("r")
-        port, path = free_port(), f"{folder}/s"
+        [port], path = free_ports(1), f"{folder}/s"
         command = [str(BINARY), "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", path, "--dir", str(folder)]
         command += ["--save", "", "--appendonly", "no", *arguments]
         servers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
@@ -72,7 +72,7 @@ def contact(path: str) -> bool:
         return client.connect_ex(path) == 0
 
 
-def wait_until(happens: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def wait_until(happens: Callable[[], bool], what: str, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < end, f"waited for: {what}"
@@ -348,7 +348,7 @@ class TestRefused:
             open_checkpoint(url)
 
     def test_nobody_listens(self, make_table: Make) -> None:
-        url = f"redis://127.0.0.1:{free_port()}/0"
+        url = f"redis://127.0.0.1:{free_ports(1)[0]}/0"
         for act in (lambda: open_checkpoint(url), lambda: write_tables([make_table("a")], url, "redis")):
             with pytest.raises(BadInputError, match=f"connecting to '{url}'.*check that the server runs"):
                 act()
@@ -550,7 +550,7 @@ def test_a_password_is_in_no_message(start: Start, make_table: Make, tmp_path: P
         f"redis://:s3cret-that-is-wrong@127.0.0.1:{port}/0",
         f"redis://:s3cret@127.0.0.1:{port}/0?prefix=a{{b",
         f"redis://:s3cret/unquoted@127.0.0.1:{port}/0",
-        f"redis://:s3cret@127.0.0.1:{free_port()}/0",
+        f"redis://:s3cret@127.0.0.1:{free_ports(1)[0]}/0",
         "redis://:s3cret@[::1/0",
     ):
         for command in (["verify", url], ["migrate", str(source), url], ["migrate", str(source), url, "--to", "npz"]):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from ports import free_ports
 
 import kvtools
 from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Chunk, Columns
@@ -45,17 +46,17 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | None]:
     if binary is None or "redis" not in WRITABLE:
         yield None
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     folder = tmp_path_factory.mktemp("redis")
     arguments = ["--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder)]
     server = subprocess.Popen([binary, *arguments], stdout=subprocess.DEVNULL)
     try:
-        for _ in range(100):
+        last = time.monotonic() + 60
+        while True:
             with socket.socket() as client:
                 if client.connect_ex(("127.0.0.1", port)) == 0:
                     break
+            assert server.poll() is None and time.monotonic() < last, "redis-server does not answer"
             time.sleep(0.05)
         yield f"redis://127.0.0.1:{port}"
     finally:

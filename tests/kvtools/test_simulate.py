@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,9 @@ def test_bad_files_are_told(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     with pytest.raises(BadInputError, match="the folder has no file"):
         open_log(str(tmp_path / "nothing"))
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(BadInputError, match="it is a pipe, expected a file"):
+        open_log(str(tmp_path / "pipe.csv"))
 
 
 def test_policies_that_no_log_can_be_replayed_through() -> None:

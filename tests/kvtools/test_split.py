@@ -81,6 +81,8 @@ def test_each_piece_has_what_it_is_called(source: Checkpoint, tmp_path: Path) ->
     split(source, tmp_path / "a", By("keys", keys=key_list([0, -1, 12345])), tables=["emb"])
     assert sorted(keys_of(tmp_path / "a/listed")) == [-1, 0]
     assert len(keys_of(tmp_path / "a/rest")) == 48
+    split(source, tmp_path / "none", By("keys", keys=key_list([])), tables=["emb"])
+    assert keys_of(tmp_path / "none/listed") == [] and len(keys_of(tmp_path / "none/rest")) == 50
     split(source, tmp_path / "a", By("rows", 20), tables=["emb"])
     assert [len(keys_of(tmp_path / f"a/rows-{i:05d}-of-00003")) for i in range(3)] == [20, 20, 10]
     split(source, tmp_path / "a", By("part"), tables=["emb"])

@@ -19,7 +19,8 @@ import kvtools
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.chunk import KEYS, Array, Chunk, Columns
 from kvtools.dialects.interface import Checkpoint, TableReader
-from kvtools.errors import BadInputError, CorruptFileError, UnknownTableError, UsageError
+from kvtools.errors import BadInputError, CorruptFileError, OutputError, UnknownTableError, UsageError
+from kvtools.sql import connection
 from kvtools.sql.columns import query_columns, slot_names, unique_names, written
 from kvtools.sql.pushdown import Necessary
 from kvtools.sql.query import query
@@ -334,6 +335,22 @@ def test_what_does_not_fit_in_memory_spills(tmp_path: Path, monkeypatch: pytest.
 def test_what_cannot_spill_says_how_to_give_it_more() -> None:
     with pytest.raises(BadInputError, match="not enough for this query; give it more with --memory"):
         query(checkpoint(a_table()), "select list(i) from range(100000000) t(i)", memory=40 << 20).rows()
+
+
+def test_a_full_disk_below_what_spills_is_no_want_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def connect(*arguments: Any, **options: Any) -> Any:
+        connection = plain(*arguments, **options)
+        connection.execute("set max_temp_directory_size = '1MiB'")  # by itself DuckDB takes what the disk has
+        return connection
+
+    plain = connection.connect
+    monkeypatch.setattr("kvtools.sql.query.connect", connect)
+    values = np.random.default_rng(0).random((100_000, 64), np.float32)
+    table = ArrayTable("emb", np.arange(len(values)), values)
+    with pytest.raises(OutputError, match=f"in '{tmp_path}': No space left .* by TMPDIR"):
+        query(checkpoint(table), "select * from emb order by norm", memory=20 << 20).rows()
 
 
 HOSTILE = {

@@ -27,6 +27,7 @@ from kvtools.stats import (
     clip_savings,
     count_shard,
     describe_stats,
+    each_table_stats,
     table_stats,
 )
 
@@ -231,6 +232,34 @@ def test_table_against_numpy(workers: int, memory: int) -> None:
         assert rows == np.count_nonzero((whole.versions >= low) & (whole.versions < high))
 
 
+def test_many_small_parts_are_counted_together() -> None:
+    table, whole = array_table(np.random.default_rng(10), (5,) * 600)
+    merged: list[TableStats] = []
+    merge = TableStats.merge
+
+    def counted(stats: TableStats, other: TableStats) -> None:
+        merged.append(other)
+        merge(stats, other)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TableStats, "merge", counted)
+        stats = table_stats([table], workers=2)["emb"]
+    assert len(merged) == 2 and stats.rows == 3000  # the keys that come again, and the rows
+    assert whole.values is not None
+    check_column(stats.values, whole.values)
+
+
+def test_statistics_of_a_table_come_before_all_are_read() -> None:
+    tables = [array_table(np.random.default_rng(11), (3,))[0] for _ in range(1000)]
+    read: set[str] = set()
+    for number, table in enumerate(tables):
+        table.schema = dataclasses.replace(table.schema, name=f"emb{number}")
+    found = each_table_stats(tables, workers=2, progress=lambda name, *_: read.add(name))
+    table, stats = next(found)
+    assert (table.schema.name, stats.rows) == ("emb0", 3) and len(read) < 500
+    assert [table.schema.name for table, _ in found] == [f"emb{number}" for number in range(1, 1000)]
+
+
 def test_description_is_json_and_always_has_the_same_fields() -> None:
     rng = np.random.default_rng(6)
     full = array_table(rng, (300, 200))[0]
@@ -306,7 +335,7 @@ def test_ray_gives_the_same(
 def test_threads_within_a_part_give_the_same_each_time() -> None:
     table, whole = array_table(np.random.default_rng(8), (4000,))
     assert whole.values is not None
-    tasks = [StatsTask(table, 0, 1 << 20, threads) for threads in (1, 3, 3, 3)]
+    tasks = [StatsTask(table, range(1), 1 << 20, threads) for threads in (1, 3, 3, 3)]
     table.chunk_rows = lambda columns: 100  # type: ignore[method-assign]
     alone, *threaded = [describe_stats(table.schema, count_shard(task)) for task in tasks]
     assert threaded[0] == threaded[1] == threaded[2]
@@ -319,4 +348,4 @@ def test_an_error_in_a_thread_ends_the_work() -> None:
     table.chunk_rows = lambda columns: 100  # type: ignore[method-assign]
     table.arrays[0] = dataclasses.replace(whole, slots={"other": whole.slots["m"]})
     with pytest.raises(KeyError, match="other"):
-        count_shard(StatsTask(table, 0, 1 << 20, threads=3))
+        count_shard(StatsTask(table, range(1), 1 << 20, threads=3))

@@ -145,6 +145,12 @@ def test_an_empty_table_has_the_width_that_is_said(tmp_path: Path) -> None:
     assert open_checkpoint(folder, OpenOptions(dim=9)).table("e").dim == 9
 
 
+def test_the_width_of_an_empty_table_is_recorded_and_not_called_lost(tmp_path: Path) -> None:
+    account = write_tables([table_from_arrays("e", KEYS[:0], VALUES[:0], parts=2)], tmp_path / "out", "tfra_files")
+    assert account.lossless and not account.tables[0].losses
+    assert open_checkpoint(tmp_path / "out").table("e").dim == VALUES.shape[1]
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a device is missing": (
         lambda folder: [path.unlink() for path in folder.glob("e_mht_2of3*")],

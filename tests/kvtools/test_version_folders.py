@@ -80,6 +80,8 @@ def test_the_next_version_is_behind_all_that_are_there(tmp_path: Path) -> None:
     assert next_version(tmp_path, ".kvsnap").name == "11.kvsnap"
     with pytest.raises(OutputError, match="there is no such folder; make it first"):
         next_version(tmp_path / "none")
+    model(tmp_path, "1795908046335633000")  # of a clock in nanoseconds
+    assert next_version(tmp_path).name == "1795908046335633001"
 
 
 def test_a_version_that_another_process_is_writing_has_its_number(tmp_path: Path) -> None:

@@ -90,6 +90,34 @@ def test_what_serving_writes_is_read(tf: Any, everything: list[WarmupRequest], t
     assert RequestFile(tmp_path / "file").records(SIGNATURES) == written
 
 
+def test_classifications_and_regressions_are_read(tf: Any, tmp_path: Path) -> None:
+    signatures = {**SIGNATURES, "examples": [InputSpec("inputs", "string", (-1,))]}
+    prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
+    example = tf.train.Example()
+    example.features.feature["id"].int64_list.value.append(7)
+    context = tf.train.Example()
+    context.features.feature["user"].int64_list.value.append(9)
+    classify, regress, wrong = (prediction_log_pb2.PredictionLog() for _ in range(3))
+    request = classify.classify_log.request
+    request.model_spec.signature_name = "examples"
+    request.input.example_list.examples.extend([example, tf.train.Example()])
+    request = regress.regress_log.request
+    request.model_spec.signature_name = "examples"
+    request.input.example_list_with_context.examples.append(example)
+    request.input.example_list_with_context.context.CopyFrom(context)
+    write_requests(tmp_path / "file", [log.SerializeToString() for log in (classify, regress)])
+    two, one = (request.inputs["inputs"] for request in RequestFile(tmp_path / "file").requests(signatures))
+    assert two.tolist() == [example.SerializeToString(), b""]
+    both = tf.train.Example.FromString(one[0]).features.feature
+    assert both["id"].int64_list.value[:] == [7] and both["user"].int64_list.value[:] == [9]
+    wrong.regress_log.request.input.example_list.examples.append(example)
+    with pytest.raises(ValueError, match="got the inputs inputs, the signature takes ids, word"):
+        logged_request(wrong.SerializeToString(), signatures)
+    request.input.Clear()
+    with pytest.raises(ValueError, match="it has no examples"):
+        logged_request(regress.SerializeToString(), signatures)
+
+
 def test_bodies_of_the_rest_interface(tmp_path: Path) -> None:
     bodies = [
         {"instances": [{"ids": [1, 2], "word": "a"}, {"ids": [3, 4], "word": {"b64": "AP8="}}]},

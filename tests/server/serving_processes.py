@@ -46,4 +46,5 @@ def serving(path: Path, *options: str) -> Iterator[Ports]:
         finally:
             process.send_signal(signal.SIGTERM)
             said = process.stderr.read()
-        assert process.wait(60) == 0 and "Traceback" not in said, said
+        status = process.wait(60)
+        assert status == 0 and "Traceback" not in said, f"exit status {status}: {said}"

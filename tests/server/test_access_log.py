@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import http.client
 import json
 import os
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_ports
 
 pytest.importorskip("fastapi")
 from kvtools.errors import BadInputError
+from kvtools.server.access_keys import AccessKey, AccessKeys
 from kvtools.server.access_log import AccessLog
 from kvtools.server.answer import TableCount
+from kvtools.server.catalog import static_catalog
 from kvtools.server.observer import Answered
+from kvtools.server.settings import Settings
+from kvtools.server.telemetry import Telemetry
 
 SAMPLE = Path(__file__).parent.parent / "data" / "sample"
 KEY = "a-key-that-nobody-should-see"
@@ -37,7 +44,7 @@ def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) ->
 
 
 def until(lines: Callable[[], list[Any]], count: int) -> list[Any]:
-    last = time.monotonic() + 30
+    last = time.monotonic() + 60
     while len(found := lines()) < count:
         assert time.monotonic() < last, found
         time.sleep(0.01)
@@ -64,7 +71,9 @@ def test_every_request_has_a_line_and_an_id(
     predict = b'{"signature_name": "user_emb", "inputs": {"ids": [9]}}'
     assert ask(server.port, "POST", "/v1/models/default:predict", predict, X_Request_Id="p", **key)[:2] == (200, "p")
     assert ask(server.port, "GET", "/no/such", X_Request_Id="n", **key)[:2] == (404, "n")
-    first, second, third, fourth, fifth = until(lines, 5)
+    assert ask(server.port, "GET", "/v1/models/none", **key)[0] == 404
+    assert ask(server.port, "HEAD", "/v1/tables/ads/emb/rows/42", **key)[0] == 200
+    first, second, third, fourth, fifth, sixth, seventh = until(lines, 7)
     assert first.pop("ms") >= 0 and first.pop("time").endswith("Z") and first.pop("bytes_out") > 20
     assert first == {
         "id": "job-17",
@@ -83,11 +92,13 @@ def test_every_request_has_a_line_and_an_id(
     assert (third["id"], third["path"], third["status"]) == (listed[1], "/v1/tables", 200)
     assert (fourth["api"], fourth["model"], fourth["tables"]) == ("predict", "default", ["user_emb"])
     assert (fifth["status"], fifth["code"], fifth["path"]) == (404, "not_found", "/no/such")
+    assert (sixth["status"], sixth["code"], sixth["path"]) == (404, "not_found", "/v1/models/none")
+    assert (seventh["api"], seventh["keys"], seventh["bytes_out"]) == ("row", 1, 0)
     assert KEY not in path.read_text() and KEY not in server.stderr()
 
     path.rename(tmp_path / "old.jsonl")  # as logrotate does
     server.process.send_signal(signal.SIGHUP)
-    last = time.monotonic() + 30
+    last = time.monotonic() + 60
     while not path.exists():  # the file begins with the next line
         assert ask(server.port, "GET", "/v1/tables", **key)[0] == 200 and time.monotonic() < last
     assert until(lines, 1)[0]["path"] == "/v1/tables"
@@ -95,13 +106,12 @@ def test_every_request_has_a_line_and_an_id(
 
 def test_no_error_shows_a_path_of_the_host(tmp_path: Path, serve: Callable[..., Any], write_version: Any) -> None:
     pytest.importorskip("grpc")
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-        grpc_port, resp_port = one.getsockname()[1], two.getsockname()[1]
+    grpc_port, resp_port = free_ports(2)
     folder = tmp_path / "versions"
     write_version(folder, 1)
     (folder / "2.kvsnap").write_bytes((folder / "1.kvsnap").read_bytes()[:-5000])
     server = serve(folder, "--poll", "0.05", "--grpc-port", grpc_port, "--resp-port", resp_port)
-    last = time.monotonic() + 30
+    last = time.monotonic() + 60
     while b"damaged" not in ask(server.port, "GET", "/v1/models/default")[2]:  # version 2 is told of by then
         assert time.monotonic() < last
         time.sleep(0.02)
@@ -187,21 +197,40 @@ def test_a_full_disk_loses_lines_and_no_answers(caplog: pytest.LogCaptureFixture
 
 
 def test_lines_go_on_after_one_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    names: Iterator[Any] = iter([RuntimeError("a fault of ours"), "ranker"])
+    class Faulty(AccessKeys):
+        def find(self, headers: Any) -> Any:
+            raise RuntimeError("a fault of ours")
 
-    def key_name(headers: Any) -> str:
-        if isinstance(name := next(names), Exception):
-            raise name
-        return str(name)
-
-    log = AccessLog(str(tmp_path / "log"), key_name)
-    answered = Answered("lookup", 200, "", (TableCount("t", 1, 0),), 0.1, 1, 1, None, {}, True)
-    log.add(answered)
+    keys = [AccessKey("ranker", hashlib.sha256(KEY.encode()).digest())]
+    log = AccessLog(str(tmp_path / "log"))
+    answered = Answered("lookup", 200, "", (TableCount("t", 1, 0),), 0.1, 1, 1, None, {"x-api-key": KEY}, True)
+    log.add(answered, Faulty(keys))
     until(lambda: [1] * log.dropped, 1)
-    log.add(answered)
+    log.add(answered, AccessKeys(keys))
     log.close()
     assert json.loads((tmp_path / "log").read_text())["key"] == "ranker"
     assert "a fault of ours" in caplog.text and "1 lines of the access log were left out" in caplog.text
+
+
+def test_a_line_has_the_name_that_the_key_had_when_it_was_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, path = tmp_path / "keys.toml", tmp_path / "log"
+    entry = '[[key]]\nname = "{}"\nkey = "{}"\n'
+    file.write_text(entry.format("ranker", KEY))
+    written = threading.Event()
+    plain = AccessLog._write
+    monkeypatch.setattr(AccessLog, "_write", lambda self, lines: written.wait(60) and plain(self, lines))
+    telemetry = Telemetry(static_catalog(SAMPLE), Settings(api_keys=file, access_log=str(path)))
+    answered = Answered("lookup", 200, "", (TableCount("t", 1, 0),), 0.1, 1, 1, None, {"x-api-key": KEY}, True)
+    telemetry.on_answer(answered)  # its line holds up the others
+    telemetry.on_answer(answered)
+    file.write_text(entry.format("another", KEY[::-1]))
+    telemetry.reload()
+    telemetry.on_answer(answered)
+    written.set()
+    telemetry.close()
+    assert [json.loads(line).get("key") for line in path.read_text().splitlines()] == ["ranker", "ranker", None]
 
 
 def test_lines_go_on_whole_when_there_is_room_again(
@@ -209,7 +238,7 @@ def test_lines_go_on_whole_when_there_is_room_again(
 ) -> None:
     log = AccessLog(str(tmp_path / "log"))
     answered = Answered("lookup", 200, "", (TableCount("t", 1, 0),), 0.1, 1, 1, None, {}, True)
-    lines = [log._line(1.0, answered) for _ in range(3)]
+    lines = [log._line(1.0, answered, None) for _ in range(3)]
     write = os.write
     room = [len(lines[0]) + 10]
 

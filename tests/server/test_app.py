@@ -70,8 +70,15 @@ def test_accept(client: TestClient, accept: str, binary: bool) -> None:
     assert (answer.headers["content-type"] == BINARY) == binary
 
 
-@pytest.mark.parametrize("path", ["/v1/tables/ads/emb:lookup?mising=error", "/v1/tables:lookup?a=1&missing=zeros"])
-def test_a_parameter_that_is_none_is_named(client: TestClient, path: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/tables/ads/emb:lookup?mising=error",
+        "/v1/tables:lookup?a=1&missing=zeros",
+        "/v1/tables/ads/emb:lookup?missing=error&missing=zeros",
+    ],
+)
+def test_a_parameter_that_is_none_or_comes_twice_is_named(client: TestClient, path: str) -> None:
     answer = client.post(path, json={"keys": [99]})
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "bad_parameter"
 

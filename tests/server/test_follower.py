@@ -129,6 +129,7 @@ def test_what_does_not_fit_is_refused_counted_and_told_once_and_a_full_heals_it(
     assert told['kvtools_follow_refused_total{model="default",reason="other-chain"}'] == 1
     assert counted.keys() == {name for name in told if "refused" in name}  # each is there from the start
     assert told['kvtools_follow_lag_seconds{model="default"}'] > 0
+    assert followed.catalog.model("default").failures == 1
     assert "another chain" in followed.follower.status.trouble
     writer.full()
     followed.look()
@@ -406,10 +407,16 @@ def test_a_chain_whose_files_are_gone_is_told_once_and_goes_on_when_it_is_back(
         file.write_bytes(content)
     followed.look()
     assert followed.follower.status.trouble == ""
+    away = writer.folder.rename(writer.folder.with_name("away"))  # as a share that is not mounted any more
+    followed.look()
+    assert "No such file" in followed.follower.status.trouble
+    assert_serves(followed, writer)
+    away.rename(writer.folder)
     writer.put("emb", range(3), 9)
     writer.increment()
     followed.look()
     assert_serves(followed, writer)
+    assert followed.follower.status.trouble == ""
 
 
 def test_lost_increments_behind_a_newer_full_do_not_matter(

@@ -26,7 +26,7 @@ from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog, static_catalog
 from kvtools.server.lookups import Lookups
 from kvtools.server.metrics import BOUNDS, Counts, Metrics
-from kvtools.server.observer import Answered
+from kvtools.server.observer import Answered, Tallied
 from kvtools.server.settings import Settings
 from kvtools.server.telemetry import Telemetry
 
@@ -76,6 +76,18 @@ def test_lookups_are_counted_by_table_protocol_and_status(client: TestClient) ->
     assert value(samples, "kvtools_table_rows", model="default", table="ads/emb") > 0
     assert value(samples, "kvtools_model_version", model="default") == 1
     assert value(samples, "kvtools_ready") == 1
+
+
+def test_head_is_counted_once_and_health_checks_never(client: TestClient) -> None:
+    assert client.head("/v1/tables/ads/emb/rows/42").status_code == 200
+    assert client.head("/v1/tables/ads/emb/rows/99").status_code == 404
+    for check in ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready"):
+        assert client.get(check).status_code == 200
+    samples = parsed(client.get("/metrics").text)
+    counted = {key: number for key, number in samples.items() if key[0] == "kvtools_requests_total"}
+    assert value(samples, "kvtools_requests_total", protocol="http", api="row", status="200") == 1
+    assert value(samples, "kvtools_requests_total", protocol="http", api="row", status="404") == 1
+    assert sum(counted.values()) == 2, counted
 
 
 def test_predictions_are_counted_under_tensorflow_servings_names(client: TestClient) -> None:
@@ -144,6 +156,27 @@ def test_workers_are_added_up_and_a_dead_ones_counts_are_taken_over(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"metrics-{pid}.json" for pid in (os.getpid(), os.getppid())
     )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_versions_that_went_leave_nothing_behind_but_their_sums(tmp_path: Path, workers: int) -> None:
+    catalog = static_catalog(SAMPLE)
+    metrics = Metrics(catalog, tmp_path if workers > 1 else None)
+    seen = []
+    for number in range(1, 6):
+        last = catalog.version()
+        catalog.publish(dataclasses.replace(catalog.model(), versions=(dataclasses.replace(last, number=number),)))
+        of = Tallied("http", "predict", "ads/emb", "default", number, "ads_emb")
+        metrics.tally(of)
+        answered = Answered("predict", 200, "", (TableCount("ads/emb", 3, 1, "default"),), 0.5, 1, 2, None, {}, True)
+        metrics.counts.count(dataclasses.replace(answered, model="default", version=number, signature="ads_emb"))
+        metrics.publish()
+        assert metrics.inferences()["default", number, "ads_emb"].answers == 1
+        seen.append((len(metrics._tallies), len(metrics.counts.inferences), len(metrics.counts.last_inferences)))
+    assert seen[2:] == [(2, 2, 2)] * 3, "the one that is served, and the one before it"
+    samples = parsed(metrics.text())
+    assert value(samples, "kvtools_requests_total", protocol="http", api="predict", status="200") == 5
+    assert value(samples, "kvtools_keys_total", table="ads/emb", model="default") == 15
 
 
 def test_versions_are_those_of_all_workers(tmp_path: Path) -> None:

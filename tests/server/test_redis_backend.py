@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +21,7 @@ from redis_processes import Cluster, Guarded, Server, wait_until
 from resp_server import serving
 
 from kvtools.array_table import ArrayTable
+from kvtools.dialects.redis_layout import as_fields, as_rows, bucket_of
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.lookup_frame import MEDIA_TYPE as FRAME
@@ -126,11 +130,12 @@ def test_redis_gone_and_back(server: Server, url: str, tmp_path: Path, monkeypat
             assert str(server.port) not in answer.text
         import redis
 
-        with (
-            redis.Redis(port=resp.port) as client,
-            pytest.raises(redis.ResponseError, match="Redis, where the rows are"),
-        ):
-            client.get("emb:1")
+        with redis.Redis(port=resp.port) as client:
+            for ask in (lambda: client.get("emb:1"), lambda: client.execute_command("EXISTS", "emb:1")):
+                with pytest.raises(redis.ResponseError, match="Redis, where the rows are"):
+                    ask()
+        wait_until(lambda: resp.observer.requests == {503: 2}, "both answers are counted")
+        assert resp.observer.keys == {}, "nothing was found"
     expect(fronted, "emb", [1, 2], [1, 2], [True, True])
     with pytest.raises(RequestError, match="cannot be asked"):
         fronted.table("emb").lookup(np.array([1, 7]))
@@ -146,6 +151,101 @@ def test_redis_gone_and_back(server: Server, url: str, tmp_path: Path, monkeypat
     expect(tolerant, "emb", [1, 7], [1, 7.5], [True, True])
 
 
+def test_rows_that_redis_has_evicted_are_an_error(server: Server, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    keys = np.arange(20_000)
+    write(url, table("emb", keys), table("also", [5]))
+    store = RedisStore(url)
+    layout = store.backend.tables["emb"].layout
+    at = bucket_of(keys, layout.buckets)
+    lost, held = keys[at == 1], keys[at != 1]
+    server.client().delete(layout.values(1))
+    for ask in (lost[:1], keys[:50]):
+        with pytest.raises(RequestError, match="table 'emb' has lost rows there; try again"):
+            store.table("emb").lookup(ask)
+    said = f"table 'emb' has {len(held)} of 20000 rows: Redis has evicted keys, see its maxmemory"
+    assert caplog.text.count(said) == 1
+    expect(store, "emb", held[:20], held[:20], [True] * 20)
+    expect(store, "also", [5, 6], [5, 0], [True, False])
+    write(url, table("emb", keys, plus=0.5), table("also", [5]))
+    expect(store, "emb", lost[:2], lost[:2] + 0.5, [True, True])
+
+
+def test_tables_that_are_followed_may_be_emptied_and_say_how_many_rows_they_have(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_backend, "_LOOKS_EVERY", 0.0)
+    write(url, table("emb", [1, 2]), table("also", [5]))
+    store, client = RedisStore(url), server.client()
+
+    def follow(number: int, **rows: int) -> None:
+        described = json.loads(client.get("kvtools:meta"))
+        for record in described["tables"]:
+            record["part_rows"] = [rows[record["name"]]]
+        client.set("kvtools:meta", json.dumps(described))
+        client.set("kvtools:follow", json.dumps({"sequence": number}))
+
+    client.delete(store.backend.tables["emb"].layout.values(0))
+    follow(1, emb=0, also=1)
+    for _ in range(2):
+        expect(store, "emb", [1, 2], [0, 0], [False, False])
+    assert store.table("emb").schema.rows == 0
+    field = as_fields(as_rows(np.array([6])))[0]
+    client.hset(store.backend.tables["also"].layout.values(0), field, np.full(DIM, 6, np.float32).tobytes())
+    follow(2, emb=0, also=2)
+    expect(store, "also", [5, 6], [5, 6], [True, True])
+    assert store.table("also").schema.rows == 2
+    follow(3, emb=2, also=2)
+    with pytest.raises(RequestError, match="table 'emb' has lost rows there"):
+        store.table("emb").lookup(np.array([1]))
+
+
+def test_a_redis_that_refuses_is_not_one_that_does_not_answer(
+    server: Server, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = np.arange(20_000)
+    write(url, table("emb", keys))
+    store, client = RedisStore(url), server.client()
+    layout = store.backend.tables["emb"].layout
+    at = bucket_of(keys, layout.buckets)
+    client.delete(layout.values(0))
+    client.set(layout.values(0), "something else")
+    for _ in range(2):
+        with pytest.raises(RequestError, match="it refuses what it is asked, and the server's log says why"):
+            store.table("emb").lookup(keys[at == 0][:1])
+        expect(store, "emb", keys[at == 1][:1], keys[at == 1][:1], [True])  # at once
+    assert caplog.text.count("the server answered: WRONGTYPE") == 1
+    client.config_set("requirepass", "secret")
+    for connection in client.client_list():
+        if connection["cmd"] != "client|list":
+            client.client_kill(connection["addr"])
+    with pytest.raises(RequestError, match="it refuses what it is asked"):
+        store.table("emb").lookup(keys[at == 1][:1])
+    assert "put user:password@ before the host in the URL" in caplog.text
+
+
+def test_a_table_of_other_types_is_served_again_when_it_is_as_it_was(url: str) -> None:
+    write(url, table("emb", range(10)))
+    store = RedisStore(url)
+    write(url, table("emb", range(10), dim=DIM + 1))
+    for _ in range(2):
+        with pytest.raises(RequestError, match="table 'emb' is gone or of another type: write it as it was"):
+            store.table("emb").lookup(np.array([1]))
+    write(url, table("emb", range(12), plus=0.5))
+    expect(store, "emb", [1, 11], [1.5, 11.5], [True, True])
+    assert store.table("emb").schema.rows == 12
+
+
+def test_it_is_warm_when_what_is_in_front_is_in_memory(url: str, tmp_path: Path) -> None:
+    write(url, table("emb", range(10)))
+    write_tables([table("emb", range(5))], tmp_path / "front.kvsnap", "snapshot")
+    front = RedisStore(url, front=TableStore(tmp_path / "front.kvsnap"))
+    assert TestClient(create_app(static_catalog(RedisStore(url)))).get("/warmz").status_code == 200  # type: ignore[arg-type]
+    app = TestClient(create_app(static_catalog(front)))  # type: ignore[arg-type]
+    assert app.get("/warmz").status_code == 503
+    front.populate()
+    assert app.get("/warmz").status_code == 200
+
+
 def test_a_redis_that_does_not_answer_is_waited_for_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(url, table("emb", range(10)))
     store = RedisStore(url)
@@ -153,7 +253,7 @@ def test_a_redis_that_does_not_answer_is_waited_for_once(url: str, monkeypatch: 
     monkeypatch.setattr(redis_backend, "time", SimpleNamespace(monotonic=lambda: next(times)))
     tries = []
 
-    def fails(*asked: object) -> None:
+    def fails(*asked: object, transaction: bool) -> None:
         tries.append(asked)
         raise BadInputError("it does not answer")
 
@@ -168,15 +268,14 @@ def test_a_redis_that_does_not_answer_is_waited_for_once(url: str, monkeypatch: 
 
 def until_answered(store: RedisStore) -> None:
     waiting = threading.Event()
-    last: RequestError | None = None
-    for _ in range(400):
+    last = time.monotonic() + 60
+    while True:
         try:
             store.table("emb").lookup(np.array([1]))
             return
         except RequestError as error:
-            last = error
+            assert time.monotonic() < last, f"it never answers again: {error}"
             waiting.wait(0.02)
-    raise AssertionError(f"it never answers again: {last}") from last
 
 
 def test_tables_written_anew_are_found_without_a_gap(url: str) -> None:
@@ -201,6 +300,39 @@ def test_tables_written_anew_are_found_without_a_gap(url: str) -> None:
     thread.join()
     assert not wrong
     expect(store, "emb", [3, 1000], [5003, 0], [True, False])
+
+
+def test_a_lookup_of_many_buckets_has_the_rows_of_one_increment(server: Server, url: str) -> None:
+    keys = np.arange(20_000)
+    write(url, table("emb", keys))
+    client = server.client()
+    client.set("kvtools:follow", "{}")  # as `kvtools follow` has it, which changes rows where they are
+    store = RedisStore(url)
+    layout = store.backend.tables["emb"].layout
+    buckets = bucket_of(keys, layout.buckets)
+    assert layout.buckets > 2
+    done = threading.Event()
+
+    def increments() -> None:
+        for number in itertools.cycle(range(1, 4)):
+            if done.is_set():
+                return
+            with client.pipeline(transaction=True) as increment:
+                for bucket in range(layout.buckets):
+                    row = np.full(DIM, number, np.float32).tobytes()
+                    rows = dict.fromkeys(as_fields(as_rows(keys[buckets == bucket])), row)
+                    increment.hset(layout.values(bucket), mapping=rows)
+                increment.execute()
+
+    thread = threading.Thread(target=increments)
+    thread.start()
+    try:
+        wait_until(lambda: store.table("emb").lookup(keys[:1])[0][0, 0] > 0, "an increment")
+        seen = [np.unique(store.table("emb").lookup(keys)[0]).tolist() for _ in range(20)]
+    finally:
+        done.set()
+        thread.join()
+    assert {len(numbers) for numbers in seen} == {1}, seen
 
 
 def test_a_cluster(tmp_path: Path) -> None:

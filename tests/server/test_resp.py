@@ -421,7 +421,7 @@ def test_what_is_refused_is_told_of(sample_path: Path) -> None:
     with serving(static_catalog(TableStore(sample_path)), observer=watch) as running:
         for asked, told in (
             ([command("GET", "ads/emb:99")], [("resp", 401, "unauthorized", {})]),
-            ([command("MGET", "ads/emb:9", "user_emb:9")], [("", 401, "unauthorized", {})]),
+            ([command("MGET", "ads/emb:9", "user_emb:9")], [("resp", 401, "unauthorized", {})]),
             ([command("DBSIZE")], [("", 401, "unauthorized", {})]),
             ([command("AUTH", "wrong")], [("", 401, "unauthorized", {})]),
             ([command("HELLO", 3, "AUTH", "default", "wrong")], [("", 401, "unauthorized", {})]),
@@ -436,6 +436,32 @@ def test_what_is_refused_is_told_of(sample_path: Path) -> None:
             watch.told.clear()
             exchange(running.port, b"".join(asked))
             assert watch.told == told, asked
+
+
+def test_keys_of_commands_that_are_refused_count_as_nothing(tmp_path: Path) -> None:
+    rows = ArrayTable("small", np.arange(3, dtype=np.int32), np.zeros((3, 2), np.float32))
+    write_tables([rows], tmp_path / "small.kvsnap", "snapshot")
+    watch = Observer()
+    with serving(static_catalog(TableStore(tmp_path / "small.kvsnap")), observer=watch) as running:
+        exchange(running.port, command("HMGET", "small", 1 << 40, 1) + command("HMGET", "small", 1, 2, 99))
+    assert (watch.requests, watch.keys, watch.missing) == ({400: 1}, {"small": 3}, {"small": 1})
+
+
+def test_a_command_for_several_tables_is_answered_from_one_version(tmp_path: Path) -> None:
+    for number in (1, 2):
+        tables = [ArrayTable(name, np.arange(3), np.full((3, 1), number, np.float32)) for name in ("a", "b")]
+        write_tables(tables, tmp_path / f"{number}.kvsnap", "snapshot")
+    catalog = static_catalog(TableStore(tmp_path / "1.kvsnap"))
+    after = static_catalog(TableStore(tmp_path / "2.kvsnap")).model("default")
+
+    class Swap(Observer):
+        def authorize(self, headers: Mapping[str, str], tables: Iterable[str]) -> None:
+            if "a" in tables:  # a version comes in the middle of the command
+                catalog.publish(after)
+
+    with serving(catalog, observer=Swap()) as running:
+        both = [exchange(running.port, command("MGET", "a:0", "b:0")) for _ in range(2)]
+    assert both == [b"*2\r\n" + bulk(np.full(1, number, np.float32)) * 2 for number in (1, 2)]
 
 
 @pytest.fixture(scope="module")

@@ -267,6 +267,27 @@ def test_tables_are_served_without_tensorflow(
         open_store(folder)
 
 
+def test_errors_of_operations_say_what_is_wrong_and_not_where_in_the_graph(tf: Any, tmp_path: Path) -> None:
+    tf1 = tf.compat.v1
+    with tf1.Graph().as_default(), tf1.Session() as session:
+        ids, examples = tf1.placeholder(tf.int64, [None], "ids"), tf1.placeholder(tf.string, [None], "examples")
+        parsed = tf1.parse_example(examples, {"a": tf1.FixedLenFeature([1], tf.float32)})["a"]
+        signature = tf1.saved_model.predict_signature_def
+        builder = tf1.saved_model.Builder(str(tmp_path / "model"))
+        signatures = {
+            "rows": signature({"ids": ids}, {"rows": tf1.gather([1.0, 2.0], ids)}),
+            "parsed": signature({"examples": examples}, {"a": parsed}),
+        }
+        builder.add_meta_graph_and_variables(session, ["serve"], signatures)
+        builder.save()
+    store = open_store(tmp_path / "model")
+    with pytest.raises(ProtocolError) as told:
+        store.signatures["rows"].run({"ids": np.array([7])}, ["rows"], Settings())
+    assert str(told.value) == "indices[0] = 7 is not in [0, 2)"
+    with pytest.raises(ProtocolError, match=r"^Could not parse example input, value: '\\xff'$"):
+        store.signatures["parsed"].run({"examples": np.array([b"\xff"], object)}, ["a"], Settings())
+
+
 def test_a_model_that_tensorflow_cannot_load(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff not a model")
     with pytest.raises(BadInputError, match="with TensorFlow"):
@@ -327,7 +348,11 @@ def test_an_error_of_an_operation_has_its_code(catalog: Catalog) -> None:
 
 
 def test_versions_of_whole_models_come_and_go(
-    folder: Path, sample_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    sample_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By HandleReloadConfigRequest, as TensorFlow Serving's clients change what is served."""
     monkeypatch.setattr("kvtools.server.versions._SETTLED_WITHOUT_POLL", 0.0)  # the files here are whole
@@ -348,7 +373,9 @@ def test_versions_of_whole_models_come_and_go(
             {"name": "emb", "base_path": str(sample_path)},
         ]
         request = message("tensorflow.serving.ReloadConfigRequest")(config={"model_config_list": {"config": configs}})
-        tensorflow_grpc.methods(catalog, settings)[tensorflow_grpc.RELOAD](request.SerializeToString(), Caller())
+        with caplog.at_level("INFO", "kvtools.serve"):
+            tensorflow_grpc.methods(catalog, settings)[tensorflow_grpc.RELOAD](request.SerializeToString(), Caller())
+        assert "model 'ranker': version 3 is served: the whole model, after" in caplog.text
         assert client.get("/v1/models/ranker/metadata").json()["model_spec"]["version"] == "3"
         answer = client.post("/v1/models/ranker:predict", json={"inputs": [[1, 2]], "output_filter": ["scores"]})
         assert answer.json() == {"outputs": [[8.0]]}

@@ -228,8 +228,8 @@ def test_a_wrong_body_is_told_what_is_wrong_with_it(client: TestClient, body: by
         ("PUT", PREDICT, 400, "Malformed request: PUT"),
         ("POST", "/v1/models/default/versions/HELLO:predict", 400, "Failed to convert version: HELLO to numeric."),
         ("POST", f"/v1/models/default/versions/{2**64 - 1}:predict", 400, "Failed to convert version"),
-        ("POST", "/v1/models/default:classify", 501, ":classify takes tf.Example in JSON, which this server"),
-        ("POST", "/v1/models/default/versions/1:regress", 501, ":regress takes tf.Example"),
+        ("POST", "/v1/models/default:classify", 400, "JSON Parse error: The document is empty"),
+        ("POST", "/v1/models/default/versions/1:regress", 400, "JSON Parse error: The document is empty"),
         ("POST", "/v1/models/half:classify", 404, "Servable not found"),
     ],
 )

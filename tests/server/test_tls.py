@@ -18,18 +18,14 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("grpc")
 import grpc
-from certificate import make_certificate
+from certificate import make_certificate, make_expired_certificate
+from ports import free_ports
 
 from kvtools.errors import BadInputError
 from kvtools.server.settings import Settings
-from kvtools.server.tls import tls_context
+from kvtools.server.tls import not_of_today, tls_context
 
 SAMPLE = Path(__file__).parent.parent / "data" / "sample"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def ask(port: int, certificate: Path) -> tuple[int, bytes]:
@@ -47,7 +43,7 @@ def test_every_port_speaks_tls_and_a_new_certificate_is_taken_at_sighup(
     tmp_path: Path, serve: Callable[..., Any]
 ) -> None:
     certificate, key = make_certificate(tmp_path)
-    grpc_port, resp_port = free_port(), free_port()
+    grpc_port, resp_port = free_ports(2)
     server = serve(
         SAMPLE, "--tls-cert", certificate, "--tls-key", key, "--grpc-port", grpc_port, "--resp-port", resp_port
     )
@@ -75,7 +71,7 @@ def test_every_port_speaks_tls_and_a_new_certificate_is_taken_at_sighup(
     other.replace(certificate)
     other_key.replace(key)
     server.process.send_signal(signal.SIGHUP)
-    last = time.monotonic() + 30
+    last = time.monotonic() + 60
     while True:
         try:
             assert ask(server.port, certificate)[0] == 200
@@ -95,6 +91,23 @@ def test_every_port_speaks_tls_and_a_new_certificate_is_taken_at_sighup(
     certificate.write_bytes(other_content)
     assert ask(server.port, certificate)[0] == 200
     grpc_live()
+
+    for new, place in zip(make_expired_certificate(tmp_path), (certificate, key), strict=True):
+        new.replace(place)
+    server.process.send_signal(signal.SIGHUP)
+    expired = f"WARNING: clients refuse the certificate in '{certificate}': certificate has expired"
+    while expired not in server.stderr():
+        assert time.monotonic() < last
+        time.sleep(0.02)
+
+    idle = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=30, context=ssl._create_unverified_context())
+    idle.request("GET", "/livez")
+    assert idle.getresponse().read()
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0
+    assert time.monotonic() - began < 15, "a client that does not close its idle connection is not waited for"
+    idle.close()
 
 
 def test_files_are_looked_at_before_listening(tmp_path: Path) -> None:
@@ -119,6 +132,8 @@ def test_files_are_looked_at_before_listening(tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match=message):
             tls_context(Settings(tls_cert=tls_cert, tls_key=tls_key))
     assert tls_context(Settings()) is None
+    assert not_of_today(certificate, key) == ""
+    assert "certificate has expired" in not_of_today(*make_expired_certificate(tmp_path))
 
     command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(SAMPLE), "--tls-cert", str(certificate)]
     ended = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -475,7 +476,7 @@ def test_a_folder_of_versions_is_no_model_itself_when_they_are_gone(settled: Non
     assert [r for r in caplog.records if "no version any more" in r.message]
 
 
-def test_policies(settled: None, write_version: Write, tmp_path: Path) -> None:
+def test_policies(settled: None, write_version: Write, tmp_path: Path, caplog: Any) -> None:
     for number in (1, 2, 3):
         write_version(tmp_path / "m", number)
     assert Watched(tmp_path / "m", "latest 2").look() == [2, 3]
@@ -483,6 +484,8 @@ def test_policies(settled: None, write_version: Write, tmp_path: Path) -> None:
     watched = Watched(tmp_path / "m", "1,3,7")
     assert watched.look() == [1, 3]
     assert watched.error(7)[0] == "NOT_FOUND"
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert told == ["model 'm': version 7 is to be served, and is not in its folder"]
     write_version(tmp_path / "m", 7)
     assert watched.look() == [1, 3, 7]
 
@@ -579,6 +582,44 @@ def test_what_looks_like_a_version_and_is_none_is_told(settled: None, tmp_path: 
     assert len(told) == 3, "each once, and what is in progress not at all"
     write_checkpoint(folder, 7)
     assert watched.look() == [1, 7] and watched.error(7) == ("OK", "")
+
+
+def test_what_can_never_be_a_version_is_told(settled: None, tmp_path: Path, caplog: Any) -> None:
+    folder = tmp_path / "m"
+    whole = write_snapshot(folder, 1)
+    os.mkfifo(folder / "2.kvsnap")  # whoever opens it waits for somebody to write
+    os.mkfifo(folder / "3")
+    (folder / "4").symlink_to(tmp_path / "nowhere")
+    (folder / "20261128233144123456").mkdir()
+    shutil.copyfile(whole, folder / "9223372036854775808.kvsnap")
+    watched = Watched(folder, "all")
+    assert watched.look() == [1]
+    for number, name in ((2, "2.kvsnap"), (3, "3")):
+        assert watched.error(number)[1] == f"'{name}' is no version: it is neither a file nor a folder"
+    for name, why in (
+        ("20261128233144123456", "its number is above 9223372036854775807"),
+        ("9223372036854775808.kvsnap", "its number is above 9223372036854775807"),
+        ("4", "it is a link to nothing"),
+    ):
+        line = f"model 'm': '{name}' in its folder is no version: {why}"
+        assert [record.message for record in caplog.records].count(line) == 1
+    whole.unlink()
+    with pytest.raises(BadInputError, match="no version"):
+        Watched(folder)
+
+
+def test_versions_may_be_numbered_by_a_clock(settled: None, tmp_path: Path) -> None:
+    number = 1795908046335633000  # in nanoseconds
+    write_snapshot(tmp_path / "m", number)
+    watched = Watched(tmp_path / "m", labels={"stable": number})
+    assert watched.numbers() == [number]
+    client = TestClient(create_app(watched.catalog, Settings()))
+    for path in (f"versions/{number}", "labels/stable"):
+        answer = client.post(f"/v1/models/m/{path}:predict", json={"instances": [1]})
+        assert answer.status_code == 200
+    assert client.get(f"/v2/models/m/versions/{number}").json()["versions"] == [str(number)]
+    answer = client.post("/v1/tables/emb:lookup", json={"keys": [1]})
+    assert answer.headers["X-Embedding-Version"] == str(number)
 
 
 def test_what_a_killed_writer_left_is_told_once(settled: None, tmp_path: Path, caplog: Any) -> None:
@@ -900,6 +941,30 @@ def test_of_two_reloads_the_later_one_says_what_is_let_go(settled: None, write_v
     assert sorted(catalog.names()) == ["a", "c"]
 
 
+def test_of_two_reloads_at_two_workers_the_later_one_says_what_is_let_go(
+    settled: None, write_version: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources_module.os, "kill", lambda pid, number: None)
+    for name in ("a", "b", "c"):
+        write_version(tmp_path / name, 1)
+    (tmp_path / "shared").mkdir()
+    models = {name: ModelSource(name, str(tmp_path / name)) for name in ("a", "b", "c")}
+    workers = []
+    for _ in range(2):
+        catalog = Catalog()
+        workers.append((catalog, Versions(catalog, [models["a"]], Settings(poll=3600.0, shared=tmp_path / "shared"))))
+    for _, versions in workers:
+        versions.load()
+    first, second = workers[0][1].reload([models["b"]]), workers[1][1].reload([models["c"], models["a"]])
+    for (_, versions), done in zip(workers, (first, second), strict=True):
+        versions.go_on()
+        assert done.result(60) == {}
+    for catalog, versions in workers:
+        versions.look_soon()  # as after the signal of the supervisor
+        until(lambda catalog=catalog: sorted(catalog.names()) == ["a", "c"] and catalog.ready)
+        versions.stop()
+
+
 def test_a_model_that_is_sent_to_a_path_without_a_version_is_told(
     settled: None, write_version: Write, tmp_path: Path
 ) -> None:
@@ -955,7 +1020,7 @@ def test_the_thread_goes_on_where_changes_of_others_cannot_be_read(
     plain, failed = SharedSources.changed, []
 
     def changed(self: SharedSources) -> Any:
-        if not failed:
+        if not failed and threading.current_thread() is not threading.main_thread():
             failed.append(1)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return plain(self)
@@ -967,6 +1032,17 @@ def test_the_thread_goes_on_where_changes_of_others_cannot_be_read(
         until(lambda: watched.numbers() == [2])
     assert "looking for versions failed" in caplog.text
     watched.versions.stop()
+
+
+def test_notes_of_versions_that_were_compared_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources_module, "_MOST_NOTES", 3)
+    shared = SharedSources(tmp_path)
+    for number in range(9):
+        with shared.only_once(str(number), lambda: True) as done:
+            assert not done
+    with shared.only_once("8", lambda: True) as done:
+        assert done
+    assert len(list(tmp_path.glob("done-*"))) == 3
 
 
 def test_workers_hear_of_each_others_changes(
@@ -990,6 +1066,22 @@ def test_workers_hear_of_each_others_changes(
     assert two.catalog.labels("m") == {"stable": 1}
     assert Watched(tmp_path / "m", "all", shared=shared).catalog.labels("m") == {"stable": 1}, "one that begins later"
     assert len(checked) == 2, "checksums are compared once for all workers"
+
+
+def test_changes_by_several_workers_add_up(settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources_module.os, "kill", lambda pid, number: None)
+    for number in (1, 2):
+        write_snapshot(tmp_path / "m", number)
+    (tmp_path / "shared").mkdir()
+    one, two = (Watched(tmp_path / "m", "all", {"old": 1}, shared=tmp_path / "shared") for _ in range(2))
+    one.versions.set_label("m", "old", 2)
+    two.versions.set_label("m", "new", 1)  # before it looked
+    assert two.catalog.labels("m") == {"old": 2, "new": 1}
+    one.versions.set_label("m", "new", None)
+    assert one.catalog.labels("m") == {"old": 2}
+    two.versions.reload([ModelSource("n", str(tmp_path / "m"))])
+    one.versions.set_label("m", "old", 1)
+    assert {source.name: source.labels for source in one.versions.sources()} == {"n": {}, "m": {"old": 1}}
 
 
 def test_workers_do_without_locks_where_there_are_none(

@@ -31,6 +31,15 @@ def test_rows_have_the_shape_of_the_keys(keras_and_layer, use_hashtable):
 
 
 @pytest.mark.parametrize("use_hashtable", [True, False])
+def test_a_layer_that_was_built_on_another_number_of_ranks(keras_and_layer, use_hashtable):
+    layer = keras_and_layer[1](16, 3, 2, 2, use_hashtable=use_hashtable)
+    layer(tf.constant(KEYS))
+    layer.embedding_variable.num_gpus = 2
+    with pytest.raises(ValueError, match=r"made by one of 2 ranks.*there are 1 now.*sok.Checkpoint"):
+        layer(tf.constant(KEYS))
+
+
+@pytest.mark.parametrize("use_hashtable", [True, False])
 def test_dynamic_input_between_unique_and_gather(keras_and_layer, use_hashtable):
     layer = keras_and_layer[1](16, 3, 2, 2, dynamic_input=True, use_hashtable=use_hashtable)
 

@@ -26,7 +26,7 @@ from ranks import RanksReport, run_on_ranks
 
 FILES = sorted(path.stem for path in (Path(__file__).parent / "collective").glob("check_*.py"))
 #: Files whose tests are the same for two ranks and for more.
-OF_SEVERAL_RANKS = {"check_agreed_step", "check_de_keras", "check_pages"}
+OF_SEVERAL_RANKS = {"check_agreed_step", "check_de_keras", "check_pages", "check_plain_tables"}
 #: Files that also run where ranks do not share memory, as those of several machines.
 OVER_HOROVOD = {"check_conformance", "check_errors", "check_wire_dtype"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -152,3 +154,42 @@ def test_a_slot_that_was_taken_before_a_restore_is_the_restored_one(adam, tmp_pa
     sok.assign(m, [7], [[0.25]])
     assert sok.export(second.get_slot(table, "m"))[1].numpy() == 0.25
     assert len(table.slot_names()) == 2
+
+
+def test_a_step_in_a_function_is_read_by_autograph_without_a_warning(caplog):
+    table, optimizer = sok.DynamicVariable(1, "ones"), sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1))
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[7]], tf.int64)))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    logger = logging.getLogger("tensorflow")
+    logger.addHandler(caplog.handler)
+    try:
+        step()
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "AutoGraph" not in caplog.text
+    assert row_of(table) < 1.0
+
+
+def test_a_strategy_that_has_workers_of_its_own_is_an_error():
+    table, dense = sok.Variable(np.ones([4, 2]), dtype=tf.float32), tf.Variable(tf.ones([2]))
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1))
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[1]], tf.int64)) * dense)
+        optimizer.apply_gradients(zip(tape.gradient(loss, [table, dense]), [table, dense], strict=True))
+
+    with strategy.scope(), pytest.raises(ValueError, match=r"sok.Variable 't' cannot be made under MirroredStrategy"):
+        sok.Variable(np.ones([4, 2]), name="t")
+    with pytest.raises(ValueError, match=r"OptimizerWrapper cannot take a step under MirroredStrategy: .* ranks"):
+        strategy.run(tf.function(step))
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        sok.Variable(np.ones([4, 2]), name="t")
+    tf.distribute.OneDeviceStrategy("CPU:0").run(tf.function(step))
+    assert table[1, 0] < 1

@@ -135,6 +135,46 @@ def _step(table, wrap, ids):
     wrap(tf.keras.optimizers.SGD(0.1)).apply_gradients(zip(tape.gradient(loss, parts), parts, strict=True))
 
 
+def test_updates_in_the_backward_pass_under_a_strategy_that_keeps_copies(table):
+    tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.1))
+    strategy, ids = tf.distribute.MirroredStrategy(["CPU:0"]), tf.constant([1, 2], tf.int64)
+    parts = table.as_list() if isinstance(table, tfplugin.PartitionedKvVariable) else [table]
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
+        return [gradient.values for gradient in tape.gradient(loss, parts)]
+
+    with pytest.raises(ValueError, match=r"'emb.* cannot be updated under Mirrored.*OneDeviceStrategy.*Horovod"):
+        strategy.run(tf.function(step))
+    before = tf.nn.embedding_lookup(table, ids).numpy()
+    tf.distribute.OneDeviceStrategy("CPU:0").run(tf.function(step))
+    np.testing.assert_allclose(table.sparse_read(ids, training=False), before - 0.1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda table, keys, rows: table.upsert(keys, rows),
+        lambda table, keys, rows: table.accumulate(keys, rows),
+        lambda table, keys, rows: table.scatter_update(tf.IndexedSlices(rows, keys)),
+        lambda table, keys, rows: table.scatter_sub(tf.IndexedSlices(rows, keys)),
+        lambda table, keys, rows: table.scatter_mul(tf.IndexedSlices(rows, keys)),
+    ],
+    ids=["upsert", "accumulate", "scatter_update", "scatter_sub", "scatter_mul"],
+)
+def test_a_write_in_a_step_of_a_strategy_that_keeps_copies(table, write):
+    strategy, ids, rows = tf.distribute.MirroredStrategy(["CPU:0"]), tf.constant([1, 2], tf.int64), tf.ones([2, 4])
+    before = tf.nn.embedding_lookup(table, ids).numpy()
+    for step in (write, tf.function(write)):
+        with pytest.raises(ValueError, match=r"'emb.* cannot be written under Mirrored.*OneDeviceStrategy.*Horovod"):
+            strategy.run(step, args=(table, ids, rows))
+    np.testing.assert_array_equal(table.sparse_read(ids, training=False), before)
+    with strategy.scope():  # once, whatever the number of replicas
+        table.upsert(ids, rows)
+    assert (table.sparse_read(ids, training=False).numpy() == 1.0).all()
+
+
 @pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, tfplugin.OptimizerWrapper], ids=["keras", "wrapper"])
 def test_a_step_under_a_strategy_that_keeps_copies(table, wrap):
     strategy, ids = tf.distribute.MirroredStrategy(["CPU:0"]), tf.constant([1, 2], tf.int64)

@@ -56,12 +56,14 @@ def check_chain(folder: Path, seed: int) -> int:
 def test_kills_leave_a_chain_that_restores(server, tmp_path):
     random.seed(7)
     reached, kinds = 0, set()
-    for kill in range(16):
+    for kill in range(200):
         assert train_and_kill(server, tmp_path, kill, random.uniform(0.0, 1.2)) == reached
         step = check_chain(tmp_path, kill)
         assert step >= reached
         reached = step
         kinds |= {member.kind for member in members(tmp_path)}
+        if kill >= 15 and reached > 30 and kinds == {"full", "delta"}:  # a slow machine comes there in more turns
+            break
     assert reached > 30 and kinds == {"full", "delta"}
     hidden = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     assert len(hidden) <= 4, hidden  # those of the last run, and no heap of them

@@ -186,3 +186,13 @@ def test_keys_without_a_dimension():
             raw.kv_table_read_column(handle, scalar, dtype=tf.float32, width=4)
         with pytest.raises(ValueError, match="must be rank 2"):
             raw.kv_exchange_reply([tf.zeros([1, 4])], scalar, dims=[4])
+
+
+@pytest.mark.parametrize(("alltoall", "shape"), [(raw.kv_shared_alltoall, [None, 5]), (raw.kv_shared_exchange, [None])])
+def test_what_is_exchanged_has_rows(alltoall, shape):
+    with tf.Graph().as_default():
+        splits = tf.compat.v1.placeholder(tf.int32, [2])
+        received, received_splits = alltoall(tf.zeros([3, 5]), splits, exchange="x", ranks=2)
+        assert received.shape.as_list() == shape and received_splits.shape == [2]
+        with pytest.raises(ValueError, match="must be at least rank 1"):
+            alltoall(tf.zeros([]), splits, exchange="x", ranks=2)

@@ -431,7 +431,7 @@ def test_variables_are_restored_as_the_saver_says(resource: bool, saver: str, tm
     w, x = reader.get_tensor("kernel" if saver == "renamed" else "w"), np.float32([[1, 2, 3], [4, 5, 6]])
     loaded = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     for got in (*session_answers(tmp_path / "export", "serving_default", [{"x": x}]), loaded(x=tf.constant(x))):
-        assert np.array_equal(got["y"], x @ w + 1)
+        np.testing.assert_allclose(got["y"], x @ w + 1, rtol=1e-5, atol=1e-5)
         assert resource or np.array_equal(got["w"], w)
     exported(prefix, tmp_path / "rest", Wanted(inputs={"half": "half"}, outputs={"y": "y"}))
     (got,) = session_answers(tmp_path / "rest", "serving_default", [{"half": x @ w}])

@@ -236,6 +236,28 @@ def test_a_subclassed_model_is_told_what_its_inputs_are(tmp_path: Path) -> None:
         tfplugin.export_saved_model(tf.Module(), tmp_path / "3", input_signature=spec)
 
 
+def test_inputs_of_a_dictionary_are_named_by_their_keys(tmp_path: Path) -> None:
+    class Pair(tf.keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.user = tfplugin.get_kv_variable("user", embedding_dim=2)
+            self.item = tfplugin.get_kv_variable("item", embedding_dim=2)
+
+        def call(self, ids: Any) -> Any:
+            return tf.nn.embedding_lookup(self.user, ids["user"]) - tf.nn.embedding_lookup(self.item, ids["item"])
+
+    model = Pair()
+    ids = {"user": np.array([1, 2]), "item": np.array([3, 4])}
+    expected = model(ids).numpy()
+    without_names = [tf.keras.InputSpec(shape=(None,), dtype="int64"), tf.TensorSpec([None], tf.int64)]
+    for number, spec in enumerate(without_names):
+        path = tmp_path / str(number)
+        tfplugin.export_saved_model(model, path, input_signature=[{"user": spec, "item": spec}])
+        assert spec.name is None
+        (got,) = answers(path, **ids).values()
+        assert got.tobytes() == expected.tobytes()
+
+
 # ---- Sessions ----
 
 
@@ -478,19 +500,21 @@ def test_one_rank_writes_and_only_where_it_has_all_rows(tmp_path: Path, monkeypa
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
 
 
-@pytest.mark.parametrize("padding", [None, 0])
-def test_a_ragged_input_that_is_exported_as_a_dense_one_is_told(tmp_path, caplog, padding):
-    ids = tf.keras.Input((None,), dtype="int64", name="history", ragged=True)
+@pytest.mark.parametrize(("kind", "padding"), [("ragged", None), ("ragged", 0), ("sparse", None), ("", None)])
+def test_a_ragged_or_sparse_input_that_is_exported_as_a_dense_one_is_told(tmp_path, caplog, kind, padding):
+    ids = tf.keras.Input((None,), dtype="int64", name="history", **({kind: True} if kind else {}))
     rows = tfplugin.keras.Embedding(4, combiner="mean", name="item", padding_id=padding, initializer="uniform")
     model = tf.keras.Model(ids, tf.keras.layers.Dense(1)(rows(ids)))
     ragged = tf.ragged.constant([[7, 8], [9]], dtype=tf.int64)
-    rows(ragged, training=True)
+    model(ragged.to_sparse() if kind == "sparse" else ragged, training=True)
     with caplog.at_level("WARNING", "tfplugin"):
         tfplugin.export_saved_model(model, tmp_path / "model")
-    told = [record.getMessage() for record in caplog.records if "'history', which is ragged" in record.getMessage()]
+    which = f"is {kind} in the model" if kind else "the model was called on ragged ids for"
+    told = [record.getMessage() for record in caplog.records if f"'history', which {which}" in record.getMessage()]
     served = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
     (answer,) = served(history=tf.constant([[7, 8], [9, 0]], tf.int64)).values()
-    same = np.allclose(answer.numpy(), model(ragged).numpy(), atol=1e-6)
+    given = ragged.to_sparse() if kind == "sparse" else ragged
+    same = np.allclose(answer.numpy(), model(given).numpy(), atol=1e-6)
     # What is told is what happens.
     assert (len(told), same) == ((1, False) if padding is None else (0, True))
     assert padding is not None or ("padding_id" in told[0] and "'item" in told[0])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
 
 import tfplugin
+import tfplugin.sok
+from tfplugin.ops import raw
 
+v1 = tf.compat.v1
 IDS = np.array([[4, -1], [4, 9]])
 
 
@@ -99,3 +105,62 @@ def test_the_gradient_of_no_ids_is_empty(make, partitioner):
     assert _by_key(gradients) == {}
     tf.compat.v1.train.AdamOptimizer().apply_gradients(zip(gradients, _parts(variable), strict=True))
     assert int(variable.size()) == 0
+
+
+def test_every_op_has_a_gradient_or_is_known_to_have_none():
+    """Whoever differentiates another one gets a bare LookupError."""
+    ops = {name for name in vars(raw) if name.startswith("Kv")}
+    assert len(ops) > 50
+    assert ops <= set(tf_ops.gradient_registry.list())
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+def test_a_variable_that_nothing_leads_to_has_zeros_of_no_rows(make, partitioner, in_graph):
+    with tf.Graph().as_default() if in_graph else contextlib.nullcontext():
+        table = make(partitioner=partitioner, initializer=0.5)
+        parts = list(table) if partitioner else [table]
+        dense, other = v1.get_variable("dense", [4]), v1.get_variable("other", [3])
+        with tf.GradientTape() as tape:
+            rows = tf.nn.embedding_lookup(table, [1, 2])
+            loss = tf.reduce_sum(dense)
+        sources = [*parts, dense, other]
+        if in_graph:
+            gradients = v1.gradients(loss, sources, unconnected_gradients="zero")
+        else:
+            gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
+        for gradient in gradients[:-2]:
+            assert gradient.values.shape == (0, 4) and gradient.indices.dtype == tf.int64
+        step = v1.train.GradientDescentOptimizer(1.0).apply_gradients(zip(gradients, sources, strict=True))
+        if in_graph:
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                session.run(step)
+                rows, of_other = session.run([rows, gradients[-1]])
+        else:
+            rows, of_other = rows.numpy(), gradients[-1].numpy()
+        assert (rows == 0.5).all() and of_other.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+def test_gradients_of_several_lookups_add_up(make, in_graph):
+    with tf.Graph().as_default() if in_graph else contextlib.nullcontext():
+        table = make(initializer=0.5)
+        gradients = []
+        for ids in ([1, 2], [2, 2, 3]):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
+            gradients.append(tape.gradient(loss, table))
+        step = v1.train.GradientDescentOptimizer(0.25).apply_gradients([(tf.add_n(gradients), table)])
+        rows = table.sparse_read([1, 2, 3], training=False)[:, 0]
+        if in_graph:
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                session.run(step)
+                rows = session.run(rows)
+        assert list(rows) == [0.25, -0.25, 0.25]
+        with pytest.raises(
+            ValueError, match=r"a table has no number of rows.*tf\.IndexedSlices\(0\.5 \* slices\.values"
+        ):
+            tf.stack(gradients)
+        slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), tf.constant([3, 2]))
+        assert tf.add_n([slices, slices]).shape == (3, 2)  # of a dense variable, as ever

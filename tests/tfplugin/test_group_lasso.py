@@ -125,3 +125,22 @@ def test_marks_survive_a_checkpoint_and_exports_leave_the_rows_out(make, optimiz
         open_checkpoint(Path(path)), tmp_path / "served", policy=Policy.of(Criteria(norms=(Clip("abs", 1e-20),)))
     )
     assert (export.rows, export.cut) == (USEFUL.sum(), (~USEFUL).sum())
+
+
+@pytest.mark.parametrize("dim", [1, 3, 8])
+def test_a_penalty_on_the_norm_of_rows_is_l21_by_the_root_of_the_width(make, dim):
+    """The rule of engines whose Ftrl takes its l1 for that of a row, not of an element."""
+    rate, l1, l2, steps = 0.1, 2.0, 0.05, 6
+    gradients = np.random.default_rng(dim).normal(size=(steps, 5, dim)) * np.array([0.01, 0.3, 1, 3, 9])[:, None]
+    value, accum, linear = np.ones([5, dim]), np.full([5, dim], 0.1), np.zeros([5, dim])
+    table = make(dim, initializer=1.0)
+    optimizer = ours.GroupFtrl(rate, l21_regularization_strength=l1 / dim**0.5, l2_regularization_strength=l2)
+    for gradient in gradients:
+        new = accum + gradient**2
+        linear += gradient - (np.sqrt(new) - np.sqrt(accum)) / rate * value
+        accum = new
+        norm = np.linalg.norm(linear, axis=1, keepdims=True)
+        value = -linear * np.maximum(1 - l1 / norm, 0) / (np.sqrt(accum) / rate + 2 * l2)
+        optimizer.apply_gradients([(tf.IndexedSlices(tf.constant(gradient, tf.float32), tf.range(5)), table)])
+    assert not value[0].any() and value[4].all()
+    np.testing.assert_allclose(table.sparse_read(np.arange(5)).numpy(), value, rtol=1e-4, atol=1e-6)

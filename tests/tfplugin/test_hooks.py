@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from tensorflow.python.training import optimizer, saver
 from tensorflow.python.util import dispatch
 
 import tfplugin
+import tfplugin.dynamic_embedding
 
 v1 = tf.compat.v1
 
@@ -104,6 +106,12 @@ def test_install_twice_is_install_once():
     tfplugin.uninstall()
     assert not hasattr(tf, "get_kv_variable")
     tfplugin.install()
+    assert tf.get_kv_variable is tfplugin.get_kv_variable
+
+
+def test_the_package_may_be_loaded_again():
+    for module in (tfplugin, tfplugin.dynamic_embedding):
+        assert importlib.reload(module) is module
     assert tf.get_kv_variable is tfplugin.get_kv_variable
 
 

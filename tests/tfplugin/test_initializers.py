@@ -78,6 +78,17 @@ def test_what_draws_a_matrix_as_a_whole_is_refused(make, initializer):
         make(initializer=initializer)
 
 
+@pytest.mark.parametrize("rows", [2, 1024])  # 1024 rows are what functions are asked for
+@pytest.mark.parametrize(
+    "constant", [tf.keras.initializers.Constant, tf_keras.initializers.Constant, v1.constant_initializer]
+)
+def test_a_constant_matrix_is_refused_and_a_constant_row_is_that_of_all_keys(make, constant, rows):
+    with pytest.raises(ValueError, match=rf"\('v'\): \w+ of shape \({rows}, 4\) has row number i for id i.*upsert"):
+        make(initializer=constant(np.ones((rows, 4), np.float32)))
+    table = make(initializer=constant(np.array([1.0, 2.0, 3.0, 4.0], np.float32)))
+    assert table.sparse_read([7, 1 << 60]).numpy().tolist() == [[1, 2, 3, 4]] * 2
+
+
 def test_a_class_that_draws_in_its_own_way_is_sampled(make):
     class Halves(tf.keras.initializers.VarianceScaling):
         def __call__(self, shape, dtype=None):

@@ -313,6 +313,24 @@ def _parts(table):
     return list(getattr(table, "_kv_parts", [table]))
 
 
+@pytest.mark.parametrize("module", [k3, new], ids=["keras3", "tf_keras"])
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+def test_tables_of_several_dtypes_are_clipped_to_one_norm(module, traced):
+    full, half = (
+        tf.get_kv_variable(name, embedding_dim=2, value_dtype=dtype, initializer=tf.zeros_initializer())
+        for name, dtype in (("full", tf.float32), ("half", tf.bfloat16))
+    )
+    gradients = [
+        tf.IndexedSlices(tf.constant(rows, table.dtype), tf.constant([7], tf.int64))
+        for rows, table in (([[3.0, 0.0]], full), ([[0.0, 4.0]], half))
+    ]
+    optimizer = module.SGD(1.0, global_clipnorm=1.0)
+    step = tf.function(optimizer.apply_gradients) if traced else optimizer.apply_gradients
+    step(list(zip(gradients, [full, half], strict=True)))
+    np.testing.assert_allclose(full.sparse_read([7]), [[-0.6, 0.0]], rtol=1e-5)
+    np.testing.assert_allclose(tf.cast(half.sparse_read([7]), tf.float32), [[0.0, -0.8]], rtol=4e-3)
+
+
 def test_parts_of_two_tables_of_one_name_are_clipped_apart(make, rows_of):
     first = make(initializer=0.0, partitioner=tf.compat.v1.fixed_size_partitioner(2))
     second = copy.deepcopy(first)
@@ -392,3 +410,18 @@ def test_a_legacy_optimizer_wrapped_in_eager_mode_works_in_a_graph(wrap):
         session.run(tf.compat.v1.global_variables_initializer())
         session.run(step)
         np.testing.assert_array_equal(session.run(dense), [0.5, 0.5])
+
+
+def test_a_keras_that_asks_each_variable_whether_its_gradient_takes_its_place():
+    """As Keras 3.3 to 3.7 do, with which TensorFlow 2.16 to 2.18 were released."""
+
+    class EarlierAdam(k3.Adam):
+        def _overwrite_variables_directly_with_gradients(self, grads, variables):
+            assert not any(variable.overwrite_with_gradient for variable in variables)
+            return grads, variables
+
+    table = tfplugin.get_kv_variable("asked", embedding_dim=2, initializer=1.0)
+    table.upsert([7], [[1.0, 1.0]])
+    gradient = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([7], tf.int64))
+    tfplugin.OptimizerWrapper(EarlierAdam(0.1)).apply_gradients([(gradient, table)])
+    np.testing.assert_allclose(table.sparse_read([7]), [[0.9, 0.9]], rtol=1e-5)

@@ -40,6 +40,15 @@ def importing(**env):
     )
 
 
+def test_an_import_without_tensorflow_says_which_to_install(tmp_path):
+    code = "import sys; sys.modules['tensorflow'] = None; import tfplugin"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        f"ModuleNotFoundError: tfplugin needs TensorFlow {op_library.SUPPORTED}, and none is installed: "
+        "pip install 'kvtools[tensorflow]'"
+    )
+
+
 @pytest.fixture
 def compiler(tmp_path):
     """A compiler that takes its time and "links" the ops that this environment has built already."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from tensorflow.python.framework import convert_to_constants
 
 import tfplugin
 
@@ -32,6 +36,36 @@ def test_methods_of_dense_variables(make):
     with pytest.raises(AttributeError, match=r"^'KvVariable' object has no attribute 'nonsense'$"):
         _ = table.nonsense
     assert not hasattr(table, "value")
+
+
+def test_arithmetic_of_a_variable_names_the_way_out(make, partitioner):
+    table = make(partitioner=partitioner)
+    for compute in (lambda: table**2, lambda: 0.9 * table, lambda: -table, lambda: abs(table)):
+        with pytest.raises(TypeError, match=r"has no dense value to compute with: .* is the regularizer of"):
+            compute()
+    with pytest.raises(AttributeError, match="has no 'path': that is of Keras 3's own variables"):
+        _ = table.path
+
+
+def test_a_jacobian_by_a_variable_names_the_way_out(make, partitioner):
+    table = make(partitioner=partitioner)
+    with tf.GradientTape(persistent=True) as tape:
+        rows = tf.nn.embedding_lookup(table, [1, 2])
+        tape.watch(rows)
+        squares = rows**2
+    for jacobian in (tape.jacobian, tape.batch_jacobian):
+        with pytest.raises(TypeError, match=r"'v(:0)?' has no Jacobian: .*tape\.watch\(rows\)"):
+            jacobian(squares, table)
+    with pytest.raises(TypeError, match="has no Jacobian"):
+        tape.jacobian(squares, [rows, table])
+    assert tape.jacobian(squares, rows).shape == (2, 4, 2, 4)
+
+
+def test_pickle_of_a_variable_names_the_way_out(make):
+    table = make()
+    with pytest.raises(TypeError, match=r"'v:0' cannot be pickled\. Pickle the model or layer"):
+        pickle.dumps(table)
+    assert copy.copy(table).name == table.name
 
 
 @pytest.mark.parametrize(
@@ -101,3 +135,21 @@ def test_a_variable_in_parts_in_a_list_for_minimize_names_the_way_out():
         with pytest.raises(AttributeError, match=r"'e' has no 'op'.* give the parts, \[\*variable\]"):
             optimizer.minimize(loss, var_list=[table])
         optimizer.minimize(loss, var_list=[*table])
+
+
+def test_a_variable_cannot_be_frozen(make, partitioner):
+    refused = r"cannot be frozen into a constant: .*tfplugin\.export_saved_model"
+    table = make(partitioner=partitioner)
+    function = tf.function(lambda ids: tf.nn.embedding_lookup(table, ids))
+    with pytest.raises(ValueError, match=refused):
+        convert_to_constants.convert_variables_to_constants_v2(
+            function.get_concrete_function(tf.TensorSpec([None], tf.int64))
+        )
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        rows = tf.nn.embedding_lookup(make(partitioner=partitioner), [1, 2])
+        outputs = rows.op.name, (v1.get_variable("dense", [2]) + 1.0).op.name
+        session.run(v1.global_variables_initializer())
+        with pytest.raises(ValueError, match=refused):
+            v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), outputs[:1])
+        frozen = v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), outputs[1:])
+        assert "Const" in {node.op for node in frozen.node}

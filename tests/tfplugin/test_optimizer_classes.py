@@ -420,6 +420,16 @@ def test_variables_of_keras_layers(make):
     assert (layer.kernel.numpy() != before).all()
 
 
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("optimizer", [tfplugin.optimizers.SGD, tf.compat.v1.train.GradientDescentOptimizer])
+def test_variables_in_the_place_of_the_global_step(make, optimizer, listed):
+    table = make(name="misplaced")
+    before = tf.nn.embedding_lookup(table, [1]).numpy()
+    with pytest.raises(TypeError, match=r"second one of minimize .* is global_step.*var_list="):
+        optimizer(0.1).minimize(lambda: tf.reduce_sum(tf.nn.embedding_lookup(table, [1])), [table] if listed else table)
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [1]), before)
+
+
 def test_each_class_says_what_it_does():
     for cls in CLASSES:
         doc = inspect.getdoc(cls)

@@ -321,8 +321,21 @@ def test_no_gradient_at_all_is_tensorflows_own_error(make):
         train.AdamOptimizer(0.1).minimize(lambda: tf.stop_gradient(tf.reduce_sum(table.sparse_read([1]))))
 
 
-def test_distribution_strategies_are_refused(make):
-    table = make()
-    gradient = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([5], tf.int64))
-    with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), pytest.raises(NotImplementedError, match="Horovod"):
-        train.AdamOptimizer().apply_gradients([(gradient, table)])
+def test_a_strategy_of_one_device_changes_nothing(make):
+    found = []
+    for strategy in (tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy("/cpu:0")):
+        with strategy.scope():
+            table, dense, optimizer = make(initializer=1.0), tf.Variable(tf.ones([1, 4])), train.AdamOptimizer(0.1)
+
+        def step(table=table, dense=dense, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [5, 7, 5]) ** 2 * dense)
+            variables = [table, dense]
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        for _ in range(2):
+            strategy.run(tf.function(step))
+        found.append([table.sparse_read([5, 7], training=False).numpy(), dense.numpy()])
+    assert np.all(found[0][0] < 1.0)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import tensorflow as tf
+from ports import free_ports
+
+import tfplugin
 
 SERVER = """
 import sys, json, tensorflow as tf, tfplugin
@@ -53,18 +57,8 @@ print(json.dumps({
 """
 
 
-def _free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def test_parts_on_two_servers(tmp_path):
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(3)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
     cluster = json.dumps({"ps": addresses[:2], "worker": addresses[2:]})
     python = [sys.executable, "-c"]
     servers = [
@@ -91,6 +85,59 @@ def test_parts_on_two_servers(tmp_path):
         "emptied": 0,
         "same": True,
     }
+
+
+SYNC_WORKER = """
+import sys, json, numpy as np, tensorflow as tf, tfplugin
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+cluster, task, folder = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+config = v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{task}"])
+server = tf.distribute.Server(cluster, job_name="worker", task_index=task, config=config)
+with v1.device(v1.train.replica_device_setter(worker_device=f"/job:worker/task:{task}", cluster=cluster)):
+    table = v1.get_kv_variable("t", 2, partitioner=v1.fixed_size_partitioner(3), initializer=1.0)
+    rows = tf.nn.embedding_lookup(table, tf.constant([1, 2**40, -5, 1], tf.int64))
+    optimizer = v1.train.AdagradOptimizer(0.1, initial_accumulator_value=1.0)
+    optimizer = v1.train.SyncReplicasOptimizer(optimizer, replicas_to_aggregate=2, total_num_replicas=2)
+    train = optimizer.minimize(tf.reduce_sum(rows), global_step=v1.train.get_or_create_global_step())
+hooks = [optimizer.make_session_run_hook(task == 0), v1.train.StopAtStepHook(last_step=6)]
+with v1.train.MonitoredTrainingSession(
+    server.target, task == 0, folder, hooks=hooks, config=config, stop_grace_period_secs=1
+) as session:
+    while not session.should_stop():
+        session.run(train)
+"""
+
+
+@pytest.mark.thorough
+def test_two_workers_that_step_together(tmp_path):
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
+    cluster, folder = json.dumps({"ps": addresses[:2], "worker": addresses[2:]}), str(tmp_path / "run")
+    python = [sys.executable, "-c"]
+    servers = [
+        subprocess.Popen([*python, SERVER, cluster, str(i)], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+        for i in (0, 1)
+    ]
+    workers = []
+    try:
+        assert [server.stdout.readline() for server in servers] == ["ready\n"] * 2
+        workers = [
+            subprocess.Popen([*python, SYNC_WORKER, cluster, str(i), folder], stderr=subprocess.PIPE, cwd=tmp_path)
+            for i in (0, 1)
+        ]
+        for worker in workers:
+            said = worker.communicate(timeout=180)[1]
+            assert worker.returncode == 0, said[-3000:]
+    finally:
+        for process in (*servers, *workers):
+            process.kill()
+            process.communicate()
+    found = tfplugin.get_kv_variable("t", 2)
+    tf.train.Checkpoint(found).read(folder + "/model.ckpt-6").expect_partial()
+    squares = 1.0 + np.outer([1, 2, 3, 4, 5, 6], [4.0, 1.0, 1.0])  # of the mean gradients: 2, 1 and 1
+    expected = 1.0 - 0.1 * (np.array([2.0, 1.0, 1.0]) / np.sqrt(squares)).sum(0)
+    rows = found.sparse_read([1, 2**40, -5], training=False)
+    np.testing.assert_allclose(rows, np.stack([expected, expected], 1), rtol=1e-6)
 
 
 STRATEGY_TASK = """
@@ -229,7 +276,7 @@ print(json.dumps(said))
 
 def _under_strategy(tmp_path, tables, chief=CHIEF):
     """What the chief of two workers and two servers says at the end."""
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(5)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(5)]
     cluster = json.dumps({"ps": addresses[:2], "worker": addresses[2:4], "chief": addresses[4:]})
     tasks = [
         subprocess.Popen(

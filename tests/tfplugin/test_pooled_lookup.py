@@ -240,6 +240,74 @@ def test_a_second_derivative(make, partitioner):
     np.testing.assert_allclose(summed, tf.convert_to_tensor(expected), rtol=1e-5)
 
 
+@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("safe", [False, True], ids=["plain", "safe"])
+def test_second_derivatives_by_weights(make, partitioner, combiner, traced, safe):
+    """By weights, rows and what is behind, of the gradient by the weights, beside TensorFlow's on a dense variable."""
+    pooled = tf.nn.safe_embedding_lookup_sparse if safe else tf.nn.embedding_lookup_sparse
+    variable = make(dim=2, partitioner=partitioner)
+    numbers = np.random.default_rng(3).normal(size=[6, 2]).astype(np.float32)
+    variable.upsert(np.arange(6), numbers)
+    dense = tf.Variable(numbers)
+    ids = tf.RaggedTensor.from_row_lengths(tf.constant([1, 2, 5, 1, 0], tf.int64), [2, 0, 3])
+    weights = tf.constant([2.0, 1.0, 4.0, 0.5, -3.0 if safe else 3.0])  # left out, if safe and no sum
+    factors = tf.constant([2.0, 0.5])
+
+    def second(target, variables):
+        with tf.GradientTape() as outer:
+            outer.watch([weights, factors])
+            with tf.GradientTape() as inner:
+                inner.watch(weights)
+                loss = tf.reduce_sum(pooled(target, ids, ids.with_values(weights), combiner=combiner) ** 3 * factors)
+            loss = tf.nn.l2_loss(inner.gradient(loss, weights))
+        return outer.gradient(loss, [*variables, weights, factors])
+
+    def stock(target, ids, weights):
+        weights = tf.where(weights > 0, weights, 0) if safe and combiner != "sum" else weights
+        rows = tf.gather(target, ids.values) * weights[:, None]
+        total = tf.math.unsorted_segment_sum(rows, ids.value_rowids(), 3)
+        power = {"sum": tf.zeros_like(weights), "mean": weights, "sqrtn": weights**2}[combiner]
+        divisor = tf.math.unsorted_segment_sum(power, ids.value_rowids(), 3)
+        divisor = {"sum": 1.0, "mean": divisor, "sqrtn": tf.sqrt(tf.maximum(divisor, 1e-9))}[combiner]
+        return total if combiner == "sum" else tf.math.divide_no_nan(total, divisor[:, None])
+
+    with tf.GradientTape() as outer:
+        outer.watch([weights, factors])
+        with tf.GradientTape() as inner:
+            inner.watch(weights)
+            loss = tf.reduce_sum(stock(dense, ids, weights) ** 3 * factors)
+        loss = tf.nn.l2_loss(inner.gradient(loss, weights))
+    expected, *expected_of_others = outer.gradient(loss, [dense, weights, factors])
+    *got, of_weights, of_factors = (tf.function(second, autograph=False) if traced else second)(
+        variable, _parts(variable)
+    )
+    for one, expected_one in zip([of_weights, of_factors], expected_of_others, strict=True):
+        np.testing.assert_allclose(one, expected_one, rtol=1e-4, atol=1e-3)
+    summed = sum(np.asarray(tf.math.unsorted_segment_sum(g.values, g.indices, 6)) for g in got)
+    np.testing.assert_allclose(summed, tf.convert_to_tensor(expected), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_second_derivatives_of_rows_of_no_weight(make, combiner):
+    """Are numbers: what was divided by 0 is a constant."""
+    variable = make(dim=2, initializer=3.0)
+    ids = tf.RaggedTensor.from_row_lengths(tf.constant([1, 2, 5, 1], tf.int64), [2, 0, 2])
+    weights, factors = tf.constant([0.0, 0.0, 4.0, 0.5]), tf.constant([2.0, 0.5])
+    with tf.GradientTape() as outer:
+        outer.watch([weights, factors])
+        with tf.GradientTape() as inner:
+            inner.watch(weights)
+            pooled = tf.nn.embedding_lookup_sparse(variable, ids, ids.with_values(weights), combiner=combiner)
+            loss = tf.reduce_sum(pooled**2 * factors)
+        loss = tf.nn.l2_loss(inner.gradient(loss, weights))
+    of_rows, *others = outer.gradient(loss, [variable, weights, factors])
+    for one in (of_rows.values, *others):
+        assert np.isfinite(one).all()
+    if combiner != "sum":
+        np.testing.assert_array_equal(others[0][:2], [0.0, 0.0])
+
+
 def test_the_weights_gradient_is_made_only_when_asked_for(make):
     variable = make()
     case = Case(KEY_DTYPES[tf.int64], tf.int64, weighted=True)

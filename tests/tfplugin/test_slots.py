@@ -88,3 +88,58 @@ def test_a_slot_that_is_not_there_is_named(make):
     _step(optimizer, table, [1])
     with pytest.raises(tf.errors.NotFoundError, match=r"'v' has no slot 'Adam.m' yet; it has \[Adagrad.accumulator\]"):
         table.export("Adam.m")
+
+
+@pytest.mark.parametrize("partitioner", [None, tf.compat.v1.fixed_size_partitioner(2)], ids=["whole", "parts"])
+def test_slots_that_are_reset_start_anew_and_nothing_else_does(partitioner):
+    table = tf.get_kv_variable("reset", embedding_dim=DIM, partitioner=partitioner)
+    fresh = tf.get_kv_variable("fresh", embedding_dim=DIM)
+    parts = list(table) if partitioner else [table]
+    optimizer = tfplugin.OptimizerWrapper(train.AdagradOptimizer(0.1))
+
+    @tf.function
+    def step(variables, keys):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(tf.nn.embedding_lookup(v, keys) ** 2) for v in variables])
+        mine = [part for v in variables for part in (parts if v is table else [v])]
+        optimizer.apply_gradients(zip(tape.gradient(loss, mine), mine, strict=True))
+
+    for _ in range(3):
+        step([table], [1, 2, 3])
+    fresh.upsert([1, 2, 3], table.sparse_read([1, 2, 3]))
+    stamps = table.stamps([1, 2, 3])
+    table.reset_slots()
+    assert [part.slots().numpy() for part in parts] == [b"[]"] * len(parts)
+    assert (table.stamps([1, 2, 3])[0] == stamps[0]).numpy().all()
+    step([table, fresh], [1, 2])
+    np.testing.assert_array_equal(table.sparse_read([1, 2, 3]), fresh.sparse_read([1, 2, 3]))
+    assert table.export("Adagrad.accumulator")[1].shape == [3, DIM]
+
+
+def test_a_graph_resets_slots_as_often_as_it_is_run():
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = tf.get_kv_variable("reset", embedding_dim=1, initializer=0.0)
+        dense = v1.get_variable("dense", initializer=[0.0], use_resource=True)
+        reset = table.reset_slots()  # before there are any, too
+        optimizer = train.AdagradOptimizer(0.1)
+        step = optimizer.minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, [1])) + tf.reduce_sum(dense))
+        anew = v1.variables_initializer(optimizer.variables())
+        session.run(v1.global_variables_initializer())
+        for _ in range(3):
+            session.run([reset, anew])
+            for _ in range(2):
+                session.run(step)
+            np.testing.assert_allclose(session.run(table.sparse_read([1]))[0], session.run(dense), rtol=1e-6)
+
+
+def test_marks_of_rows_outlive_a_reset_of_slots():
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = tf.get_kv_variable("marked", embedding_dim=2, initializer=0.001)
+        optimizer = tfplugin.optimizers.GroupAdagrad(0.3, l21_regularization_strength=10.0)
+        step, reset = optimizer.minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]))), table.reset_slots()
+        session.run(v1.global_variables_initializer())
+        session.run(step)
+        session.run(reset)
+        assert session.run(table.zeroed([1, 2])).all()

@@ -440,6 +440,22 @@ def test_on_one_rank_all_to_all_is_an_embedding(layers, name):
     assert type(layer).from_config(config).get_config() == config
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs", "told"),
+    [
+        ((8,), {}, r"embedding_size is missing, and with_unique is 8\. .*\(embedding_size=8\)"),
+        ((), {}, "embedding_size is missing"),
+        ((True, None, None, 8), {}, "embedding_size is missing"),
+        ((8, True, None, None), {"embedding_size": 8}, "with_unique must be True or False, and with_unique is 8"),
+        ((True, 2), {"embedding_size": 8}, "with_secondary_unique must be True or False, got 2.*take mpi_size"),
+        ((True, True, True), {"embedding_size": 8}, "mpi_size must be a number of ranks or None, got True"),
+    ],
+)
+def test_positional_arguments_that_are_meant_for_others_are_told(layers, args, kwargs, told):
+    with pytest.raises(TypeError, match=f"HvdAllToAllEmbedding: {told}"):
+        layers.HvdAllToAllEmbedding(*args, **kwargs)
+
+
 def test_a_number_of_ranks_that_there_are_not_is_told(layers, name):
     with pytest.raises(ValueError, match="mpi_size must be the number of ranks, 1"):
         layers.HvdAllToAllEmbedding(embedding_size=2, name=name, mpi_size=4)

@@ -381,6 +381,19 @@ def test_shadows_refuse(name):
 
 
 @pytest.mark.parametrize("lookup", LOOKUPS.values(), ids=LOOKUPS)
+def test_a_lookup_in_a_loop_or_a_branch_of_a_graph_names_the_way_out(name, devices, lookup):
+    with tf.Graph().as_default():
+        v = de.get_variable(name, dim=2, devices=devices)
+        ids = tf.constant([1, 2], tf.int64)
+        for within in (
+            lambda: tf.cond(ids[0] > 0, lambda: lookup(v, ids, name="a"), lambda: tf.ones([2, 2])),
+            lambda: tf.map_fn(lambda one: lookup(v, one), ids, fn_output_signature=tf.float32),
+        ):
+            with pytest.raises(NotImplementedError, match=r"of a graph: .* Look the rows up before"):
+                within()
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS.values(), ids=LOOKUPS)
 def test_sparse_ids_are_for_the_pooled_lookups(name, devices, lookup):
     v = de.Variable(dim=2, devices=devices, name=name)
     with pytest.raises(TypeError, match="embedding_lookup_sparse"):

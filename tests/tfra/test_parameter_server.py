@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from ports import free_ports
 
 SERVER = """
 import sys, json, tensorflow as tf, tfplugin
@@ -68,20 +68,10 @@ print(json.dumps(after))
 """
 
 
-def _free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("partitioner", ["default", "own"])
 def test_two_workers_train_tables_on_two_servers(tmp_path, partitioner):
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(4)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
     cluster = json.dumps({"ps": addresses[:2], "worker": addresses[2:]})
     python = [sys.executable, "-c"]
     servers = [

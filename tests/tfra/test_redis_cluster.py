@@ -112,7 +112,7 @@ def test_rows_under_other_tags_of_whoever_wrote_them_are_found(cluster, creator)
 
 
 def test_a_node_that_goes_away_is_named_and_asked_again_when_it_is_back(cluster, creator):
-    v = de.Variable(dim=2, name="emb", kv_creator=creator(redis_connect_timeout=300, redis_socket_timeout=300))
+    v = de.Variable(dim=2, name="emb", kv_creator=creator(redis_connect_timeout=10_000, redis_socket_timeout=10_000))
     v.upsert(KEYS, ROWS)
     gone = cluster.nodes[1]
     gone.stop()

@@ -206,8 +206,9 @@ def _restore_object(path: str, variable: ShardedTable, filename: tf.Tensor) -> N
     graph_restore.note(tf.cond(tf.ensure_shape(is_native, []), from_own, from_rewritten))
 
 
+@functools.cache
 def register() -> None:
-    """Tells TensorFlow how variables are saved. Done once per process."""
+    """Tells TensorFlow how variables are saved. Done once per process, which may reload."""
     # The name by which TFRA's checkpoints ask for what restores a variable.
     registration.register_checkpoint_saver(
         package="DECustomSaver",

@@ -60,6 +60,12 @@ def _trainable(params: ShardedTable, ids: tf.Tensor, name: str | None, max_norm:
         wrapper = TrainableWrapper(params, ids, max_norm, name=wrapper_name)
         params.trainable_store[name or wrapper.name] = wrapper
         return wrapper
+    with tf_ops.init_scope():
+        if not tf.executing_eagerly():
+            raise NotImplementedError(
+                f"{caller} of {params!r} in a loop, a branch or a function of a graph: what trains its rows is of the "
+                "graph itself. Look the rows up before, and use them within."
+            )
     if name is None:
         if not in_function:
             raise ValueError(
@@ -103,6 +109,7 @@ def embedding_lookup(
     Raises:
       TypeError: ids of another dtype than the keys, or `params` is no Variable.
       ValueError: several `params`; no `name` in eager mode.
+      NotImplementedError: in a loop, a branch or a function of a graph of TensorFlow 1; look the rows up before.
 
     Example:
       >>> rows, trainable = de.embedding_lookup(params, ids, name="user", return_trainable=True)

@@ -190,7 +190,11 @@ class TableFiles:
         buffer_size: int = BUFFER_SIZE,
         name: str | None = None,
     ) -> Any:
-        """Upserts the rows of two files into this table; with `load_entire_dir`, of all files of its variable."""
+        """Upserts the rows of two files into this table; with `load_entire_dir`, of all files of its variable.
+
+        Raises:
+          tf.errors.InvalidArgumentError: rows of other tables of the variable; its own method hands each to its table.
+        """
         table: Any = self
         own = file_name or _own_name(self)
         whole = own.rpartition("_mht_")[0] or own

@@ -27,6 +27,7 @@ from tfplugin.dynamic_embedding.slot_variable import slot_variables
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.placement import strategy_in_scope
 from tfplugin.policies import Admission, EvictionPolicy, Policies, resolve
 from tfplugin.row_expiry import evict_rows
 
@@ -103,8 +104,7 @@ class Variable(VariableFiles, ShardedTable):
         expire_on_save: bool = False,
         policies: Policies | None = None,
     ) -> None:
-        strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-        if strategy is not None and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        if (strategy := strategy_in_scope()) is not None:
             raise ValueError(
                 f"Dynamic embedding variable '{name}' cannot be made under {type(strategy).__name__}, which would keep "
                 "copies of it apart. Train on several processes with Horovod (keras.layers.HvdAllToAllEmbedding), or "

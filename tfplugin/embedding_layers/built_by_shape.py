@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfplugin.embedding_layers.layer_ids import Reading
@@ -36,7 +37,9 @@ def is_building() -> bool:
 
 
 def as_ids(inputs: Any, reading: Reading) -> Any:
-    """`inputs`; of floats that stand for ids while a model is built, ids of that shape."""
+    """`inputs`, an array as a tensor; of floats that stand for ids while a model is built, ids of that shape."""
+    if isinstance(inputs, np.ndarray):
+        inputs = tf.convert_to_tensor(inputs)
     stands_for_ids = _within.building and isinstance(inputs, tf.Tensor) and inputs.dtype.is_floating
     if not stands_for_ids or not tf.is_symbolic_tensor(inputs):
         return inputs

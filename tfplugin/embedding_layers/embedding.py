@@ -35,7 +35,7 @@ class EmbeddingLayer:
 
     def __init__(
         self,
-        dim: int,
+        dim: Any = None,  # with a default, so that whoever says output_dim in its place is told
         combiner: str | None = None,
         mask_zero: bool = False,
         padding_id: Any = None,
@@ -112,6 +112,14 @@ class EmbeddingLayer:
     def mask_zero(self) -> bool:
         """Whether padding is masked."""
         return self.options.mask_zero
+
+    @property
+    def embeddings(self) -> Any:
+        """Not there: a table has no dense value."""
+        raise AttributeError(
+            f"Layer '{self.name}' has no embeddings: its rows lie in its attribute table. "  # type: ignore[attr-defined]
+            "table.export() gives them with their keys, table.upsert(keys, rows) writes some."
+        )
 
     def table_optimizer(self, table: Any) -> Any:
         """The optimizer that updates the table in ``fit`` instead of the model's; None: the model's does."""

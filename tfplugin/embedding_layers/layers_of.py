@@ -62,7 +62,8 @@ _EMBEDDING = """Rows of ids, from a table without a vocabulary: any id has a row
       padding_id: the id that is padding, in the place of 0: it gives zeros, never has a row, and a combiner leaves it
         out. It is masked with `mask_zero`.
       initializer: what a row starts from: a name, an initializer of this Keras, a number, or an array of shape
-        [dim] or [m, dim]. See `tfplugin.get_kv_variable`.
+        [dim], or [m, dim], of which a key takes a row by its hash; ``layer.table.upsert(ids, rows)`` writes trained
+        rows. See `tfplugin.get_kv_variable`.
       regularizer: of the rows that a forward pass looks up, each key once however many calls look it up; what it
         gives is added to the loss. Rows that no sample of a batch has are left alone.
       constraint: of the rows that a step has changed, each by itself: norms are those of rows (``axis=1``).

@@ -32,6 +32,7 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
     """
 
     stands_for_table = True
+    overwrite_with_gradient = False  # Keras 3.3 to 3.7 ask each variable
 
     def __init__(self, name: str, width: int, dtype: tf.DType) -> None:
         self._bound = threading.local()
@@ -61,8 +62,24 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
         self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
     ) -> Any:
         """As of any resource variable."""
+        self._check_bound()
         op = raw.kv_table_assign_step_variable(self.handle, tf.convert_to_tensor(value, self.dtype), name=name)
         return self._lazy_read(op) if read_value else op
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        """As of any resource variable."""
+        self._check_bound()
+        return super()._read_variable_op(no_copy)
+
+    def _check_bound(self) -> None:
+        """Raises ValueError where there are no rows, as while an optimizer makes its slots."""
+        if not getattr(self._bound, "has_rows", False):
+            raise ValueError(
+                f"'{self.name.partition(':')[0]}' stands for rows of a key-value variable, and has values only while a "
+                "step updates them: an optimizer cannot read or assign them otherwise, as to have its slots start from "
+                "the values of its variables. Slots of rows start from a constant. Give the layer that holds the "
+                "key-value variable an optimizer of its own, as in tfplugin.keras.Embedding(dim, optimizer='adam')."
+            )
 
     # Optimizers track the variables in their lists; this one has nothing to save. The table keeps the rows.
 
@@ -82,10 +99,12 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
     def bind(self, rows: tf.Tensor) -> None:
         """Names `rows` from here on."""
         self._handle = raw.kv_table_step_variable(rows)
+        self._bound.has_rows = True
 
     def unbind(self) -> None:
         """Lets the rows go."""
         self._handle = None
+        self._bound.has_rows = False
 
 
 def bind_object(stock: Any, position: Any, trackable: Any) -> bool:
@@ -262,7 +281,7 @@ def any_key_value(grads_and_vars: Sequence[tuple[Any, Any]]) -> bool:
 
 
 def constant_of(value: Any, what: str) -> float:
-    """The one number a slot starts from: `value` is a number, an array, a Tensor, or a function that gives one.
+    """The one number a slot starts from: `value` is a number, an array, a Tensor, a variable, or a function of one.
 
     Raises:
       ValueError: its elements differ, or are known only at run time.
@@ -271,6 +290,8 @@ def constant_of(value: Any, what: str) -> float:
         if callable(value) and not tf.is_tensor(value):
             with context.eager_mode():
                 value = value()
+        if isinstance(value, tf.Variable):
+            value = value.read_value()
         if not tf.is_tensor(value):
             array = np.asarray(value)
         elif isinstance(value, tf_ops.EagerTensor):

@@ -10,13 +10,14 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import autotrackable, data_structures
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin import backward_updates, scaled_loss, step_record
+from tfplugin import backward_updates, ranks, scaled_loss, step_record
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused, generic_update
 from tfplugin.optimizers.fused_rules import FusedRule, fused_rule_of
 from tfplugin.optimizers.hyperparameters import Step, given, number
 from tfplugin.optimizers.wrapper import OptimizerWrapper
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.placement import refuse_copies
 
 
 class BackwardUpdates(autotrackable.AutoTrackable):
@@ -59,6 +60,8 @@ class _PartUpdate:
     def __call__(self, keys: tf.Tensor, gradients: tf.Tensor, positions: tf.Tensor | None) -> tf.IndexedSlices:
         """Updates rows; returns the gradient that is left to apply: none, once the update has been made."""
         variable = self._variable
+        refuse_copies(variable.name, what="updated")
+        _refuse_one_rank_alone(variable)
         if not step_record.note_backward_update(variable):
             # A step of Keras that scales its loss: the rows stay as they are, and the step ends in an error.
             return self._nothing()
@@ -101,6 +104,19 @@ class _PartUpdate:
         backward_updates.forget(self.token)
         if self._variable._in_backward is self:
             self._variable._in_backward = None
+
+
+def _refuse_one_rank_alone(variable: KvVariable) -> None:
+    """Raises ValueError where Horovod has several ranks, each with all rows: it would average after the update."""
+    size = ranks.horovod_size()
+    if size > 1 and variable.ranks == 1:
+        raise ValueError(
+            f"Key-value variable '{variable.name}' is updated in the backward pass, and so by the gradients of this "
+            f"rank alone: Horovod averages those of its {size} ranks later, and the tables of the ranks would drift "
+            "apart. Undo what tfplugin.apply_in_backward returned, and hand the gradients of an "
+            "hvd.DistributedGradientTape to tfplugin.OptimizerWrapper(optimizer).apply_gradients; or spread the table "
+            "over the ranks: tfplugin.sok.DynamicVariable, whose lookups bring a row's gradients of all ranks together."
+        )
 
 
 def _prepared(optimizer: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Clipping to a norm, ``clipnorm``, of tables in several parts: a part is no variable of its own."""
+"""Clipping to a norm: ``clipnorm`` of tables in several parts, as a part is no variable of its own, and
+``global_clipnorm`` of tables whose rows are of another dtype than weights.
+"""
 
 from __future__ import annotations
 
@@ -28,3 +30,16 @@ def clipped_as_wholes(
         for i, part in zip(at, parts, strict=True):
             clipped[i] = part
     return clipped
+
+
+def clipped_in_one_dtype(gradients: Sequence[Any], clip: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
+    """What `clip`, which adds up the norms of all, makes of a list of gradients that may be of several dtypes."""
+    dtypes = {gradient.dtype for gradient in gradients if gradient is not None}
+    if len(dtypes) <= 1:
+        return list(clip(list(gradients)))
+    widest = tf.float64 if tf.float64 in dtypes else tf.float32
+    clipped = clip([None if gradient is None else tf.cast(gradient, widest) for gradient in gradients])
+    return [
+        None if gradient is None else tf.cast(one, gradient.dtype)
+        for gradient, one in zip(gradients, clipped, strict=True)
+    ]

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as optimizer_lib
 
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import explanation, fused, generic_update, parameter_servers
 from tfplugin.optimizers.patch_lock import patch_lock
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.placement import refuse_copies
 
 # Their dense updates do not cast the learning rate to the dtype of the variable; the sparse ones do.
 _FLOAT32_WHEN_DENSE = (tf.compat.v1.train.ProximalAdagradOptimizer, tf.compat.v1.train.ProximalGradientDescentOptimizer)
@@ -37,6 +38,7 @@ class _Template:
         self.shape = tf.TensorShape([1, variable.dim])
         self._unique_id = variable._unique_id
         self._shared_name = variable._shared_name
+        self._distribute_strategy = tf.distribute.get_strategy()  # wanted under tf.distribute.OneDeviceStrategy
         if not variable._eager:
             self.op = variable.op
             self.graph = variable.graph
@@ -95,19 +97,22 @@ def apply_gradients(
     Those are replaced by the rows of this step; the optimizer's own `apply_gradients` does the rest in one go, so that
     what it keeps per step (beta powers, the global step) moves once.
     """
+    if isinstance(global_step, (list, tuple, KvVariable, PartitionedKvVariable)):
+        raise TypeError(
+            f"{type(optimizer).__name__} is one of tf.compat.v1.train, or has their arguments: the second one of "
+            "minimize and apply_gradients is global_step. Pass the variables to train by name: minimize(loss, "
+            "var_list=[table])."
+        )
     pairs = list(grads_and_vars)
     for _, v in pairs:
         if hasattr(v, "refuse_plain_optimizer"):
             v.refuse_plain_optimizer()
     if not generic_update.any_key_value(pairs):
         return original(optimizer, pairs, global_step, name, **kwargs)
-    if distribute_lib.has_strategy():
-        rest = parameter_servers.without_tables(pairs)
-        if generic_update.any_key_value(rest):
-            raise NotImplementedError(
-                "Key-value variables under tf.distribute strategies: use Horovod or parameter servers instead."
-            )
-        return original(optimizer, rest, global_step, name, **kwargs)
+    pairs = parameter_servers.without_tables(pairs)
+    for _, v in pairs:
+        if isinstance(v, KvVariable):
+            refuse_copies(v.name, what="updated")
     with patch_lock(optimizer):
         return _apply(original, optimizer, pairs, global_step, name, **kwargs)
 

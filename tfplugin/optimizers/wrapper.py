@@ -177,6 +177,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
             with row_averages.apart(self._core):
                 return apply(pairs, *args, **kwargs)
         pairs = _once(pairs)
+        _refuse_what_horovod_left(self._core, pairs)
         for _, v in pairs:
             if isinstance(v, KvVariable):
                 refuse_copies(v.name, what="updated")
@@ -252,6 +253,9 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
 
         if getattr(core, "clipnorm", None) and len({v._table for v in plans}) < len(plans):
             self._clip_parts_as_wholes(replace, table_of, updated)
+        if getattr(core, "global_clipnorm", None) and hasattr(core, "_clip_gradients"):
+            clip = core._clip_gradients
+            replace("_clip_gradients", lambda gradients: part_clipping.clipped_in_one_dtype(gradients, clip))
 
         decay = getattr(core, "_apply_weight_decay", None)
         uses_decay = getattr(core, "_use_weight_decay", None)
@@ -496,10 +500,24 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                     object.__setattr__(optimizer, method, own)
 
 
+#: Optimizers of Keras 3 that treat elements alone, and yet are not for the rows of a step.
+_NOT_OF_ROWS = {
+    "MultiOptimizer": "it tells by the paths of Keras's weights which optimizer has which, and a table is none of them",
+    "ScheduleFreeAdamW": "it averages all weights over all steps, and rows would lack those that do not touch them",
+}
+
+
 def check_supported(core: Any, plans: Mapping[KvVariable, Any]) -> None:
     """Raises ValueError for an optimizer that cannot update a table. `plans`: what `fused.plan` says for each."""
+    names = _names(core)
+    for name, why in _NOT_OF_ROWS.items():
+        if name in names:
+            raise ValueError(
+                f"{name} cannot update a key-value variable: {why}. Give the layer that holds it an optimizer of its "
+                f"own, as in tfplugin.keras.Embedding(dim, optimizer='adam'); {name} then has the other weights."
+            )
     reason = next((plan for plan in plans.values() if isinstance(plan, str)), None)
-    couples = generic_update.couples_rows(core) or (reason and "Lamb" in _names(core) and "Lamb")
+    couples = generic_update.couples_rows(core) or (reason and "Lamb" in names and "Lamb")
     if couples:
         raise ValueError(
             f"{couples} couples the rows of a matrix, so its own update cannot run on the rows of a key-value "
@@ -562,3 +580,19 @@ def _flat(variables: Sequence[Any] | None) -> list[Any] | None:
     if variables is None:
         return None
     return [part for v in variables for part in (v if isinstance(v, PartitionedKvVariable) else [v])]
+
+
+def _refuse_what_horovod_left(optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:
+    """Raises ValueError for an ``hvd.DistributedOptimizer`` that has averaged nothing before it applies.
+
+    It averages in ``minimize`` of tf_keras, which ``fit`` calls; not in ``apply_gradients``, nor with Keras 3.
+    """
+    if getattr(optimizer, "_aggregated_gradients", True) or optimizer.process_set.size() == 1:
+        return
+    name = next(v.name for _, v in pairs if isinstance(v, KvVariable))
+    raise ValueError(
+        f"Key-value variable '{name}' would be updated by the gradients of this rank alone, and so would dense "
+        "variables: an hvd.DistributedOptimizer averages gradients in minimize and fit of tf_keras, not in "
+        "apply_gradients, nor with Keras 3. Train in a loop of your own, by a plain optimizer and the gradients of an "
+        "hvd.DistributedGradientTape."
+    )

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from tfplugin import ranks
-from tfplugin.sok.placement import ModelParallel, owner_of_mode
+from tfplugin.sok.placement import ModelParallel, owner_of_mode, refuse_strategies
 
 _numbers = itertools.count()
 
@@ -113,7 +113,8 @@ def Variable(
       dtype: default that of `initial_value`, or tf.float32.
 
     Raises:
-      ValueError: a mode that there is not, a rank that there is not, or a shape other than those above.
+      ValueError: a mode that there is not, a rank that there is not, or a shape other than those above; in the scope of
+        a ``tf.distribute`` strategy other than ``OneDeviceStrategy``.
 
     Example:
       >>> v = sok.Variable(np.arange(4 * 3).reshape(4, 3), dtype=tf.float32)
@@ -122,6 +123,7 @@ def Variable(
     """
     name = f"sok_static_Variable_{next(_numbers)}" if name is None else name
     what = f"sok.Variable '{name}'"
+    refuse_strategies(f"{what} cannot be made")
     owner = owner_of_mode(mode, what)
     if (initial_value is None) == (shape is None):
         raise ValueError(f"{what}: give either initial_value or shape (with an initializer).")

@@ -22,7 +22,7 @@ from tfplugin.ops import raw
 from tfplugin.sok import exchange_gradients  # noqa: F401 - the gradients register themselves
 from tfplugin.sok.exchange_error import error_to_all
 from tfplugin.sok.exchange_table import ExchangeTable, exchange_table
-from tfplugin.sok.exchange_types import TravelType, travel_type
+from tfplugin.sok.exchange_types import travel_type
 from tfplugin.sok.requirement import required
 from tfplugin.sok.row_limit import within_limits
 
@@ -112,7 +112,6 @@ def look_up(
             *how.inputs,
             dtype=wide,
             Twire=reply.dtype,
-            bfloat16_bits=travel.bfloat16_bits,
             combiners=[one.combiner for one in lookups],
             **how.attributes,
         )
@@ -143,7 +142,7 @@ class _How:
         }
 
 
-def _told(lookups: Sequence[Lookup], train: bool, travel: TravelType) -> str:
+def _told(lookups: Sequence[Lookup], train: bool, travel: tf.DType) -> str:
     """What is looked up, which must be the same on all ranks: a line for the whole, and one for each table."""
     lines = [f"{'a training' if train else 'an inference'} lookup whose rows travel as {travel.name}"]
     for one in lookups:
@@ -202,12 +201,12 @@ def _reply(
     counts: tf.Tensor,
     train: bool,
     wide: tf.DType,
-    travel: TravelType,
+    travel: tf.DType,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The rows of the keys, put together for each rank in the type in which they travel, and how much each gets."""
     if ranks.size() > 1 and _share_an_op(lookups, train):
         parts = [parts_of(one.table.variable) for one in lookups]
-        return gather_for_ranks(parts, keys, counts, train, **travel.attributes)
+        return gather_for_ranks(parts, keys, counts, train, Tflat=travel)
     errors: list[tf.Tensor] = []
     try:
         rows = _rows_of_this_rank(lookups, keys, train, errors)
@@ -218,7 +217,7 @@ def _reply(
         errors = [_code_and_message(error)]
     with tf.device("CPU:0"):
         dims = [one.table.dim for one in lookups]
-        flat, splits = raw.kv_exchange_reply([_cast(one, wide) for one in rows], counts, dims=dims, **travel.attributes)
+        flat, splits = raw.kv_exchange_reply([_cast(one, wide) for one in rows], counts, dims=dims, Tflat=travel)
         if errors:
             flat, splits = raw.kv_exchange_tell(flat, splits, counts, errors, T=len(dims), dims=dims)
     return flat, splits

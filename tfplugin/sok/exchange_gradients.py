@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
+from tfplugin import composed_pool
 from tfplugin.ops import raw
 
 
@@ -21,7 +22,6 @@ def _reply_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Tensor
             Twire=op.get_attr("Tflat"),
             T=op.get_attr("T"),
             dims=op.get_attr("dims"),
-            bfloat16_bits=op.get_attr("bfloat16_bits"),
         )
     return [*rows, None]
 
@@ -30,7 +30,7 @@ def _reply_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Tensor
 def _reply_gradient_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Tensor | None]:
     with tf.device("CPU:0"):
         return [
-            raw.kv_exchange_reply(list(grads), op.inputs[1], dims=op.get_attr("dims"), **_flat_attrs(op)).flat,
+            raw.kv_exchange_reply(list(grads), op.inputs[1], dims=op.get_attr("dims"), Tflat=_wire(op)).flat,
             None,
         ]
 
@@ -40,18 +40,13 @@ def _tell_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Tensor 
     return [grad, *[None] * (len(op.inputs) - 1)]
 
 
-def _flat_attrs(op: tf.Operation) -> dict[str, Any]:
-    """In what the rows travel."""
-    return {"Tflat": _wire(op), "bfloat16_bits": op.get_attr("bfloat16_bits")}
-
-
 def _wire(op: tf.Operation) -> tf.DType:
     flat: tf.DType = op.get_attr("Tflat")
     return op.get_attr("Twire") if flat == tf.variant else flat
 
 
 def _pool_attrs(op: tf.Operation) -> dict[str, Any]:
-    return {name: op.get_attr(name) for name in ("dims", "combiners", "outer", "weighted", "bfloat16_bits")}
+    return {name: op.get_attr(name) for name in ("dims", "combiners", "outer", "weighted")}
 
 
 def _id_inputs(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
@@ -104,6 +99,43 @@ def _pool_gradient_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.Tensor
     return [None, *pooled, *[None] * (len(op.inputs) - 1 - tables - len(of_weights)), *of_weights]
 
 
+@tf_ops.RegisterGradient("KvExchangePoolWeightsGradient")
+def _pool_weights_gradient_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Tensor | None]:
+    """Second derivatives. Those by the pooled rows are among those by what they were pooled from."""
+    tables, flat = op.get_attr("T"), op.inputs[0]
+    gradients = op.inputs[1 + tables : 1 + 2 * tables]
+    places, segments, shapes, weights = _id_inputs(op, op.inputs[1 + 2 * tables :])
+    weighted = [t for t in range(tables) if op.get_attr("weighted")[t]]
+    shapes_left = iter(shapes)
+    shape_of = [next(shapes_left) if outer >= 0 else None for outer in op.get_attr("outer")]
+    with tf.device("CPU:0"):
+        # Each id in a row of its own.
+        one_by_one = {
+            "dims": [op.get_attr("dims")[t] for t in weighted],
+            "combiners": ["sum"] * len(weighted),
+            "outer": [-1] * len(weighted),
+            "weighted": [False] * len(weighted),
+        }
+        ids = [places[t] for t in weighted], [tf.range(tf.size(places[t], tf.int64) + 1) for t in weighted], [], []
+        rows = raw.kv_exchange_pool(flat, *ids, dtype=op.get_attr("dtype"), Twire=_wire(op), **one_by_one)
+        of_rows, of_weights = [], []
+        of_gradients: list[tf.Tensor | None] = [None] * tables
+        for w, t in enumerate(weighted):
+            pooled = composed_pool.PooledIds(
+                places[t], segments[t], shape_of[t], op.get_attr("outer")[t], weights[w], False, None
+            )
+            combiner = tf.compat.as_str(op.get_attr("combiners")[t])
+            _, by_rows, of_gradients[t], by_weights = composed_pool.weights_gradient_gradient(
+                lambda _, found=rows[w]: found, pooled, combiner, gradients[t], grads[w]
+            )
+            of_rows.append(by_rows)
+            of_weights.append(by_weights)
+        size = raw.kv_shared_exchange_size(flat) if flat.dtype == tf.variant else tf.size(flat, out_type=tf.int64)
+        of_flat = raw.kv_exchange_pool_gradient(size, of_rows, *ids, Tflat=_wire(op), **one_by_one)
+    of_ids = [None] * (len(op.inputs) - 1 - 2 * tables - len(weights))
+    return [of_flat, *[None] * tables, *of_gradients, *of_ids, *of_weights]
+
+
 @tf_ops.RegisterGradient("KvSharedAlltoall")
 def _alltoall_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
     return _sent_back(op, grad, raw.kv_shared_alltoall)
@@ -127,5 +159,11 @@ def _sent_back(op: tf.Operation, grad: tf.Tensor, alltoall: Callable[..., Any]) 
     return [back, None]
 
 
-for _name in ("KvExchangeRequest", "KvExchangeServe", "KvExchangeCheck", "KvSharedExchangeSize"):
+for _name in (
+    "KvExchangeRequest",
+    "KvExchangeServe",
+    "KvExchangeCheck",
+    "KvSharedExchangeConnect",
+    "KvSharedExchangeSize",
+):
     tf_ops.NotDifferentiable(_name)

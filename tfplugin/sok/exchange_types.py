@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 _HALVES = (tf.float16, tf.bfloat16)
 
 
-class TravelType(NamedTuple):
-    """What rows are put into.
-
-    Attributes:
-      name: of the type.
-      flat: of the buffer that travels.
-      bfloat16_bits: whether the float16 elements of that are the bits of bfloat16, which Horovod does not know.
-    """
-
-    name: str
-    flat: tf.DType
-    bfloat16_bits: bool
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Those of the ops that make a buffer."""
-        return {"Tflat": self.flat, "bfloat16_bits": self.bfloat16_bits}
-
-
-def travel_type(rows: tf.DType, wire: tf.DType | None, ranks: int) -> TravelType:
+def travel_type(rows: tf.DType, wire: tf.DType | None, ranks: int) -> tf.DType:
     """For rows of that type: `wire` is asked for where they are of float32. On a single rank they stay as they are."""
-    if ranks == 1:
-        return TravelType(rows.name, rows, False)
-    dtype = rows if wire is None or rows != tf.float32 else wire
-    if dtype == tf.bfloat16:
-        return TravelType(dtype.name, tf.float16, True)
-    return TravelType(dtype.name, dtype, False)
+    return wire if wire is not None and rows == tf.float32 and ranks > 1 else rows
 
 
 def checked_wire_dtype(dtype: Any, caller: str) -> tf.DType | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from tfplugin import ranks
+from tfplugin.sok import horovod_refusals
 
 
 def init(comm_tool: str = "horovod", use_legacy_optimizer: bool | None = None) -> None:
     """Finds out which rank this process is. Call it after ``hvd.init()``, on all ranks; calling it again is harmless.
 
     Ranks that are all on one machine share memory from then on, and lookups exchange through it, not over Horovod.
+    Horovod's broadcasts of variables, and averages of gradients, are an error from then on where they get variables of
+    sok, whose rows they would mix up.
 
     Without Horovod, in a process that was not started by ``horovodrun``, everything works as a single rank.
 
@@ -42,3 +45,4 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool | None = None) -
         ranks.find().connect()
     except RuntimeError as error:
         raise RuntimeError(f"sok.init: {error}") from error
+    horovod_refusals.install()

@@ -6,10 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin import optimizers
-from tfplugin.sok import rowless_variables
+from tfplugin import optimizers, ranks
+from tfplugin.sok import horovod_refusals, rowless_variables
 from tfplugin.sok.distributed_variable import ShardedVariable
 from tfplugin.sok.optimizer_slots import slots_of
+from tfplugin.sok.placement import refuse_strategies
 from tfplugin.sok.step_count import step_count_of
 
 
@@ -79,6 +80,7 @@ class OptimizerWrapper(optimizers.OptimizerWrapper):
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
         """As of `tfplugin.OptimizerWrapper`."""
+        refuse_strategies("sok.OptimizerWrapper cannot take a step")
         with self._counting():
             return super().minimize(*args, **kwargs)
 
@@ -86,7 +88,11 @@ class OptimizerWrapper(optimizers.OptimizerWrapper):
         """Applies gradients; equal rows in the gradient of a `Variable` are summed first.
 
         Keras optimizers would take each occurrence of a row for a step of its own.
+
+        Raises:
+          ValueError: in a step of a ``tf.distribute`` strategy other than ``OneDeviceStrategy``.
         """
+        refuse_strategies("sok.OptimizerWrapper cannot take a step")
         pairs = [(_of_own_rows(g, v) if isinstance(v, ShardedVariable) else g, v) for g, v in grads_and_vars]
         with self._counting():
             return super().apply_gradients(pairs, *args, **kwargs)
@@ -95,7 +101,11 @@ class OptimizerWrapper(optimizers.OptimizerWrapper):
         pairs = list(grads_and_vars)
         if any(rowless_variables.has_no_rows(v) for _, v in pairs):
             apply = rowless_variables.passing_over(apply, self._core)
-        return super()._apply(apply, pairs, *args, **kwargs)
+        done = super()._apply(apply, pairs, *args, **kwargs)
+        if ranks.size() > 1:
+            for variable in (v for _, v in pairs if isinstance(v, ShardedVariable)):
+                horovod_refusals.note_slots(self.optimizer, variable)
+        return done
 
 
 def _of_own_rows(gradient: Any, variable: ShardedVariable) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tfplugin import ranks
+from tfplugin.placement import strategy_in_scope
 
 
 class ModelParallel:
@@ -30,3 +31,16 @@ def owner_of_mode(mode: str | None, what: str) -> int | None:
         there_are = "only rank 0" if size == 1 else f"ranks 0 to {size - 1}"
         raise ValueError(f"{what}: mode {mode!r} names rank {owner}, but there are {there_are}.")
     return owner
+
+
+def refuse_strategies(what: str) -> None:
+    """Raises ValueError in the scope, or a step, of a `tf.distribute` strategy, which has workers of its own.
+
+    ``tf.distribute.OneDeviceStrategy`` changes nothing and may be there. `what` cannot be done, for the message.
+    """
+    strategy = strategy_in_scope()  # no walrus: AutoGraph, which knows none, warns of one in a step
+    if strategy is not None:
+        raise ValueError(
+            f"{what} under {type(strategy).__name__}: what shares the rows of sok are ranks, processes that horovodrun "
+            "starts. Leave the strategy out, or take tf.distribute.OneDeviceStrategy."
+        )

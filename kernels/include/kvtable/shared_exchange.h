@@ -3,8 +3,11 @@
 // Each rank has a socket to every other one, and memory that the others can map. It says over the sockets
 // what it sends: in which exchange, and where the part for each lies. Who receives reads it there, and says
 // when it has. So bytes are not copied on the way, and nobody waits but for the rank whose part is missing.
+// Where memory is new to some rank, all wait until each has said that it has mapped it, or all fail.
 // Where a process ends, its sockets do, and the others know.
 #pragma once
+
+#include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
@@ -44,7 +47,7 @@ struct ExchangeFailure {
     kStalled,     // for longer than is to be waited
     kOtherKind,   // a rank sends something else
     kCancelled,   // by this rank
-    kNoResource,  // this process has no memory, or no file descriptor
+    kNoResource,  // a rank has no memory, or no file descriptor
   };
   Kind kind;
   std::string what;
@@ -53,11 +56,15 @@ struct ExchangeFailure {
 class SharedExchange {
  public:
   struct Options {
-    std::chrono::milliseconds warn_after{60000};  // of waiting; 0: never
+    std::chrono::milliseconds warn_after{60000};  // of waiting, and as long after the last; 0: never
     std::chrono::milliseconds fail_after{0};      // 0: never
     std::function<void(const std::string&)> warn;
-    // Memory that nothing was sent from for so long is given back, as other memory is taken.
+    // Memory that nothing was sent from for so long is given back.
     std::chrono::milliseconds idle_after{60000};
+    // What the system has not taken for so long, as too many files are on their way, fails.
+    std::chrono::milliseconds held_up_for{10000};
+    // For so long, at most, the end waits until the others take what was sent to them.
+    std::chrono::milliseconds last_words_for{5000};
   };
 
   // What a rank sent to this one.
@@ -78,7 +85,7 @@ class SharedExchange {
 
   // sockets[r]: of SOCK_SEQPACKET, to rank r, and now this object's; whatever for the rank itself.
   SharedExchange(int rank, std::vector<int> sockets, Options options);
-  // What is under way fails.
+  // What is under way fails. In a fork it does nothing: that has no thread and no sockets.
   ~SharedExchange();
   SharedExchange(const SharedExchange&) = delete;
   SharedExchange& operator=(const SharedExchange&) = delete;
@@ -86,6 +93,11 @@ class SharedExchange {
   int ranks() const;
   // Whether every rank is there, and nothing under way, on this rank or, as it has heard, another. For tests.
   bool is_idle() const;
+  // Whether this process is a fork of the one that made it: Take and Start throw Error(kFailedPrecondition).
+  bool is_of_parent() const;
+
+  // Returns when the others, or the system, have all that was sent, or after last_words_for.
+  void AwaitSent();
 
   // At least so many bytes to send from, whatever is in them. Throws Error(kResourceExhausted).
   std::shared_ptr<SharedBuffer> Take(int64_t bytes);
@@ -113,7 +125,11 @@ class SharedExchange {
   void Cancel(uint64_t started);
 
  private:
+  void RefuseFork() const;
+
   class State;
+  const pid_t process_;
+  const int rank_;
   std::shared_ptr<State> state_;
 };
 

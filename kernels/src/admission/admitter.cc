@@ -5,6 +5,7 @@
 
 #include "admission/counting_filter.h"
 #include "kvtable/admission.h"
+#include "memory/prefetch.h"
 #include "memory/scratch.h"
 #include "table/shard.h"
 
@@ -33,6 +34,7 @@ class KeyCounts : public Admitter {
   explicit KeyCounts(const AdmissionPolicy& policy)
       : Admitter(policy),
         counts_(&seats_, 0, std::make_shared<RowLayout>(ValueType::kInt8, 1, std::vector<SlotSpec>()), true,
+                std::make_shared<EqualSlots>(1, true, "the index of keys' counts"),
                 std::make_shared<SharedPages>(1, true, "counts of keys")) {}
 
   void Admit(const uint64_t* keys, int64_t n, uint64_t began, const AreThere& are_there,
@@ -43,7 +45,7 @@ class KeyCounts : public Admitter {
     // Rows of keys that wait, found once: an occurrence is looked at twice.
     Scratch<uint32_t> rows(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) __builtin_prefetch(counts_.index.Home(Mix64(keys[i + kAhead])).bucket(), 1);
+      if (i + kAhead < n) PrefetchToWrite(counts_.index.Home(Mix64(keys[i + kAhead])).bucket());
       rows[static_cast<size_t>(i)] = BucketIndex::kNoRow;
       if (look_again && first[i] == 0) continue;
       bool is_new = false;

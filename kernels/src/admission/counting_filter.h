@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "memory/prefetch.h"
 
 namespace kvtable {
 
@@ -21,7 +22,7 @@ class CountingFilter {
 
   void Prefetch(uint64_t key) const {
     const Walk walk(key);
-    for (int i = 0; i < hashes_; ++i) __builtin_prefetch(&cells_[CellOf(walk, i)], 1);
+    for (int i = 0; i < hashes_; ++i) PrefetchToWrite(&cells_[CellOf(walk, i)]);
   }
 
   uint32_t Count(uint64_t key) const {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "eviction/rank.h"
+#include "memory/prefetch.h"
 
 namespace kvtable {
 
@@ -48,7 +49,7 @@ class RankedRows {
     const Shard& shard = shards_[position >> 32];
     const uint32_t row = static_cast<uint32_t>(position);
     if (row >> kChunkBits < shard.size()) {
-      __builtin_prefetch(&shard[row >> kChunkBits][row & (kChunkRows - 1)], 1);
+      PrefetchToWrite(&shard[row >> kChunkBits][row & (kChunkRows - 1)]);
     }
   }
 

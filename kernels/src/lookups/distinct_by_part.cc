@@ -187,10 +187,11 @@ DistinctByPart::DistinctByPart(const std::vector<KeyBatch>& batches, ParallelFor
     by_range.Add(b, sorted_[b]->ranges());
     by_bucket.Add(b, sorted_[b]->buckets);
   }
-  by_range.Run(threads, [&](size_t b, int64_t r) { sorted_[b]->Count(r); });
-  each.Run(threads, [&](size_t b, int64_t) { sorted_[b]->PlaceBuckets(); });
-  by_range.Run(threads, [&](size_t b, int64_t r) { sorted_[b]->Sort(r); });
-  by_bucket.Run(threads, [&](size_t b, int64_t bucket) { sorted_[b]->FindUnique(bucket); });
+  RunPhases(threads, std::max(by_range.size(), by_bucket.size()),
+            by_range.AsPhase([&](size_t b, int64_t r) { sorted_[b]->Count(r); }),
+            each.AsPhase([&](size_t b, int64_t) { sorted_[b]->PlaceBuckets(); }),
+            by_range.AsPhase([&](size_t b, int64_t r) { sorted_[b]->Sort(r); }),
+            by_bucket.AsPhase([&](size_t b, int64_t bucket) { sorted_[b]->FindUnique(bucket); }));
   for (const auto& sorted : sorted_) sorted->PlaceUnique();
 }
 

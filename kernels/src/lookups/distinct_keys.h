@@ -49,17 +49,14 @@ uint32_t NumberDistinctKeys(const uint64_t* keys, uint32_t n, uint64_t* found, c
                         : NumberKeys<uint32_t>(keys, n, found, visit);
 }
 
-// What ends the occurrences of a key.
-inline constexpr uint32_t kNoMore = UINT32_MAX;
-
-// Chains equal keys: `first` gets the first occurrence of each different key, in order, and next[i] the one of key i
-// after i, or kNoMore. Both have room for n. Returns how many different keys there are.
+// Orders keys by which one they are. `order` (n) gets 0 to n - 1: equal keys next to each other, as they come in the
+// batch, and different ones as each comes first. Those of different key u begin at begins[u], and begins[distinct] is n;
+// `begins` has room for n + 2. Returns how many different keys there are.
 //
 // Most keys of most batches come once. So keys first mark bits, in an array that stays in the first-level cache and
 // is filled to a sixteenth: no branch to foresee, and no key to compare. Those that share a bit, a few of a hundred
 // where all keys are different, are then told apart by a hash table. A batch that repeats itself goes there at once.
-inline uint32_t ChainEqualKeys(const uint64_t* keys, uint32_t n, uint32_t* first, uint32_t* next) {
-  std::fill_n(next, n, kNoMore);
+inline uint32_t OrderByKey(const uint64_t* keys, uint32_t n, uint32_t* order, uint32_t* begins) {
   int bits = 10;
   while ((size_t{1} << bits) < 16 * size_t{n}) ++bits;
   const size_t words = size_t{1} << (bits - 6);
@@ -81,24 +78,25 @@ inline uint32_t ChainEqualKeys(const uint64_t* keys, uint32_t n, uint32_t* first
     }
   }
   const bool repeats = begin < n || meetings > n / 8;
-  if (meetings == 0) {
-    std::iota(first, first + n, 0);
-    return n;
-  }
   if (repeats) {
     Scratch<uint64_t> found(n);
     Scratch<uint32_t> numbers(n);
-    const uint32_t distinct = NumberDistinctKeys(
-        keys, n, found.data(), [&](uint32_t i, uint32_t number, bool) { numbers[i] = number; });
-    // From the last to the first, so that no key has to be asked whether it is one.
-    std::fill_n(first, distinct, kNoMore);
-    for (uint32_t i = n; i-- > 0;) {
-      uint32_t& head = first[numbers[i]];
-      next[i] = head;
-      head = i;
-    }
+    std::fill_n(begins, n + 2, 0);
+    const uint32_t distinct =
+        NumberDistinctKeys(keys, n, found.data(), [&](uint32_t i, uint32_t number, bool) {
+          numbers[i] = number;
+          ++begins[number + 2];
+        });
+    for (uint32_t u = 0; u < distinct; ++u) begins[u + 2] += begins[u + 1];
+    for (uint32_t i = 0; i < n; ++i) order[begins[numbers[i] + 1]++] = i;
     return distinct;
   }
+  const auto all_differ = [=] {
+    std::iota(order, order + n, 0);
+    std::iota(begins, begins + n + 1, 0);
+    return n;
+  };
+  if (meetings == 0) return all_differ();
   std::memset(marks.data(), 0, words * sizeof(uint64_t));
   for (uint32_t m = 0; m < meetings; ++m) {
     const uint64_t mark = mark_of(keys[shared[m]]);
@@ -110,21 +108,37 @@ inline uint32_t ChainEqualKeys(const uint64_t* keys, uint32_t n, uint32_t* first
     shared[candidates] = i;
     candidates += marks[mark / 64] >> (mark % 64) & 1;
   }
+  // Of those, the occurrences of each key are chained.
+  constexpr uint32_t kNoMore = UINT32_MAX;
   Scratch<uint64_t> found(candidates);
   Scratch<uint32_t> last(candidates);
+  Scratch<uint32_t> again(size_t{candidates} + 1);  // keys that have come before
+  Scratch<uint32_t> next(n);
+  std::fill_n(next.data(), n, kNoMore);
   for (uint32_t c = 0; c < candidates; ++c) found[c] = keys[shared[c]];
-  uint32_t distinct = 0;
-  uint32_t done = 0;  // keys before it are in `first`, or come again
+  uint32_t repeated = 0;
   NumberDistinctKeys(found.data(), candidates, found.data(), [&](uint32_t c, uint32_t number, bool is_first) {
     const uint32_t i = shared[c];
     if (!is_first) {
       next[last[number]] = i;
-      for (; done < i; ++done) first[distinct++] = done;
-      done = i + 1;
+      again[repeated++] = i;
     }
     last[number] = i;
   });
-  for (; done < n; ++done) first[distinct++] = done;
+  if (repeated == 0) return all_differ();
+  again[repeated] = n;
+  uint32_t distinct = 0;
+  uint32_t to = 0;
+  uint32_t skipped = 0;
+  for (uint32_t i = 0; i < n; ++i) {
+    if (i == again[skipped]) {
+      ++skipped;
+      continue;
+    }
+    begins[distinct++] = to;
+    for (uint32_t j = i; j != kNoMore; j = next[j]) order[to++] = j;
+  }
+  begins[distinct] = n;
   return distinct;
 }
 

@@ -218,8 +218,6 @@ void SumPlaced(const std::vector<PlacedGradient>& gradients, ValueType type, voi
       sums = static_cast<Compute*>(rows);
     }
     const Ranges ranges(elements, kLeastElements, threads);
-    RunTasks(threads, ranges.count(),
-             [&](int64_t r) { std::fill(sums + ranges.begin(r), sums + ranges.end(r), Compute{0}); });
     // The pieces of a gradient are the rows in a range of the buffer: each looks at all ids.
     TaskList tasks;
     std::vector<int64_t> pieces;
@@ -228,18 +226,27 @@ void SumPlaced(const std::vector<PlacedGradient>& gradients, ValueType type, voi
           std::max<int64_t>(1, std::min<int64_t>(threads.threads(), gradients[g].bags->ids() / kLeastIds)));
       tasks.Add(g, pieces.back());
     }
-    tasks.Run(threads, [&](size_t g, int64_t piece) {
+    const auto of_ranges = [&] { return ranges.count(); };
+    const Phase zero{of_ranges,
+                     [&](int64_t r) { std::fill(sums + ranges.begin(r), sums + ranges.end(r), Compute{0}); }};
+    const auto add = tasks.AsPhase([&](size_t g, int64_t piece) {
       AddRange<T>(gradients[g], sums, elements, elements * piece / pieces[g],
                   elements * (piece + 1) / pieces[g]);
     });
+    const int64_t most = std::max(ranges.count(), tasks.size());
     if constexpr (std::is_same_v<Compute, float>) {
-      if (!narrow) return;
-      const auto store = BestRowConversion(type).store;
-      char* const out = static_cast<char*>(rows);
-      RunTasks(threads, ranges.count(), [&](int64_t r) {
-        store(sums + ranges.begin(r), ranges.end(r) - ranges.begin(r), out + ranges.begin(r) * SizeOf(type));
-      });
+      if (narrow) {
+        const auto store = BestRowConversion(type).store;
+        char* const out = static_cast<char*>(rows);
+        const Phase narrow_down{of_ranges, [&](int64_t r) {
+                                  store(sums + ranges.begin(r), ranges.end(r) - ranges.begin(r),
+                                        out + ranges.begin(r) * SizeOf(type));
+                                }};
+        RunPhases(threads, most, zero, add, narrow_down);
+        return;
+      }
     }
+    RunPhases(threads, most, zero, add);
   });
 }
 

@@ -312,13 +312,14 @@ SumByKey::SumByKey(std::vector<PooledGradient> gradients, ParallelFor& threads)
     by_range.Add(g, sorted_[g]->ranges());
     by_bucket.Add(g, sorted_[g]->buckets);
   }
-  by_range.Run(threads, [&](size_t g, int64_t r) { sorted_[g]->Count(r); });
-  each.Run(threads, [&](size_t g, int64_t) {
-    sorted_[g]->PlaceBuckets();
-    sorted_[g]->FindDivisors();
-  });
-  by_range.Run(threads, [&](size_t g, int64_t r) { sorted_[g]->Sort(r); });
-  by_bucket.Run(threads, [&](size_t g, int64_t b) { sorted_[g]->FindUnique(b); });
+  RunPhases(threads, std::max(by_range.size(), by_bucket.size()),
+            by_range.AsPhase([&](size_t g, int64_t r) { sorted_[g]->Count(r); }),
+            each.AsPhase([&](size_t g, int64_t) {
+              sorted_[g]->PlaceBuckets();
+              sorted_[g]->FindDivisors();
+            }),
+            by_range.AsPhase([&](size_t g, int64_t r) { sorted_[g]->Sort(r); }),
+            by_bucket.AsPhase([&](size_t g, int64_t b) { sorted_[g]->FindUnique(b); }));
   for (const auto& sorted : sorted_) sorted->PlaceUnique();
 }
 

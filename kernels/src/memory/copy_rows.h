@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "base/always_inline.h"
+#include "memory/prefetch.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -41,7 +42,7 @@ KVTABLE_ALWAYS_INLINE inline void PrefetchRow(const char* row, int64_t bytes) {
   constexpr int kSecondLevel = 2;
   const int64_t size = kBytes != kAnyBytes ? kBytes : bytes < kMostBytes ? bytes : kMostBytes;
   const auto ask = [](const char* line) KVTABLE_ALWAYS_INLINE {
-    kForWrite ? __builtin_prefetch(line, 1) : __builtin_prefetch(line, 0, kSecondLevel);
+    kForWrite ? PrefetchToWrite(line) : __builtin_prefetch(line, 0, kSecondLevel);
   };
   for (int64_t i = 0; i < size; i += 64) ask(row + i);
   ask(row + size - 1);

@@ -16,7 +16,14 @@
 namespace kvtable {
 namespace {
 
-constexpr size_t kMostBytes = 128 << 10;  // of a message
+// A message goes in pieces that fit into the smallest buffer which a socket can have. Before each piece:
+constexpr char kMore = 1;  // another one follows
+constexpr char kLast = 0;
+constexpr size_t kPieceBytes = 4000;
+
+constexpr int kTryAgainMs = 10;
+// What is held up again so soon is held up still: messages that wait one behind the other are not waited for each.
+constexpr std::chrono::seconds kOneHoldUp{1};
 
 // A child that a process forks has its sockets, too, and would keep them open when the process has ended, so
 // that nobody knew: it closes them.
@@ -55,8 +62,15 @@ class SocketsOfChildren {
 
 }  // namespace
 
-RankSockets::RankSockets(int rank, std::vector<int> sockets)
-    : rank_(rank), sockets_(std::move(sockets)), unsent_(sockets_.size()), received_(kMostBytes) {
+RankSockets::RankSockets(int rank, std::vector<int> sockets, Clock::duration patience)
+    : rank_(rank),
+      patience_(patience),
+      sockets_(std::move(sockets)),
+      unsent_(sockets_.size()),
+      held_up_(sockets_.size()),
+      why_gone_(sockets_.size()),
+      received_(1 + kPieceBytes),
+      unended_(sockets_.size()) {
   sockets_[static_cast<size_t>(rank)] = -1;
   for (const int socket : sockets_) {
     if (socket >= 0) SocketsOfChildren::Get().Add(socket);
@@ -64,65 +78,104 @@ RankSockets::RankSockets(int rank, std::vector<int> sockets)
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_ >= 0) return;
   const std::string why = std::strerror(errno);
-  for (size_t r = 0; r < sockets_.size(); ++r) Close(static_cast<int>(r));
+  Close();
   throw Error(ErrorCode::kResourceExhausted, "no event for messages of ranks: " + why);
 }
 
 RankSockets::~RankSockets() {
-  for (size_t r = 0; r < sockets_.size(); ++r) Close(static_cast<int>(r));
+  Close();
   close(wake_);
 }
 
 void RankSockets::Send(int rank, std::string bytes, int file) {
-  if (bytes.size() > kMostBytes) {
-    throw Error(ErrorCode::kInvalidArgument, "a message to a rank has " + std::to_string(bytes.size()) +
-                                                 " bytes, of which " + std::to_string(kMostBytes) +
-                                                 " may be: give the exchange a shorter name");
-  }
   if (is_gone(rank)) return;
   std::deque<Message>& unsent = unsent_[static_cast<size_t>(rank)];
   Message message{std::move(bytes), file};
-  if (unsent.empty() && SendNow(rank, message)) return;
+  if (unsent.empty() && SendNow(rank, &message)) return;
   unsent.push_back(std::move(message));
   Wake();
 }
 
-bool RankSockets::SendNow(int rank, const Message& message) {
-  iovec part{const_cast<char*>(message.bytes.data()), message.bytes.size()};
-  msghdr head{};
-  head.msg_iov = &part;
-  head.msg_iovlen = 1;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  if (message.file >= 0) {
-    head.msg_control = control;
-    head.msg_controllen = sizeof control;
-    cmsghdr* const file = CMSG_FIRSTHDR(&head);
-    file->cmsg_level = SOL_SOCKET;
-    file->cmsg_type = SCM_RIGHTS;
-    file->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(file), &message.file, sizeof(int));
-  }
-  while (sendmsg(sockets_[static_cast<size_t>(rank)], &head, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
-    if (errno == EINTR) continue;
-    // No memory, or too many files on their way: for now.
-    return errno != EAGAIN && errno != EWOULDBLOCK && errno != ENOBUFS && errno != ENOMEM &&
-           errno != ETOOMANYREFS;
-  }
-  return true;  // or there is nobody, which Receive finds out
+bool RankSockets::SendNow(int rank, Message* message) {
+  HeldUp& held_up = held_up_[static_cast<size_t>(rank)];
+  bool is_last;
+  do {
+    const size_t bytes = std::min(message->bytes.size() - message->sent, kPieceBytes);
+    is_last = message->sent + bytes == message->bytes.size();
+    char more = is_last ? kLast : kMore;
+    iovec parts[] = {{&more, 1}, {message->bytes.data() + message->sent, bytes}};
+    msghdr head{};
+    head.msg_iov = parts;
+    head.msg_iovlen = 2;
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    if (is_last && message->file >= 0) {
+      head.msg_control = control;
+      head.msg_controllen = sizeof control;
+      cmsghdr* const file = CMSG_FIRSTHDR(&head);
+      file->cmsg_level = SOL_SOCKET;
+      file->cmsg_type = SCM_RIGHTS;
+      file->cmsg_len = CMSG_LEN(sizeof(int));
+      std::memcpy(CMSG_DATA(file), &message->file, sizeof(int));
+    }
+    while (sendmsg(sockets_[static_cast<size_t>(rank)], &head, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+      const int error = errno;
+      if (error == EINTR) continue;
+      held_up.is_now = IsToBeTriedAgain(error, &held_up);
+      if (held_up.is_now || error == EAGAIN || error == EWOULDBLOCK) return false;
+      if (error == EPIPE || error == ECONNRESET) return true;  // there is nobody, which Receive finds out
+      if (!GiveUp(rank, message, error)) return true;
+      head.msg_control = nullptr;
+      head.msg_controllen = 0;
+    }
+    held_up.is_now = false;
+    // That a message without a file went says nothing of the next that has one.
+    if (held_up.error != ETOOMANYREFS || head.msg_control != nullptr) held_up.last = {};
+    message->sent += bytes;
+  } while (!is_last);
+  return true;
 }
 
-std::vector<pollfd> RankSockets::Awaited() const {
-  std::vector<pollfd> awaited{{wake_, POLLIN, 0}};
+bool RankSockets::IsToBeTriedAgain(int error, HeldUp* held_up) const {
+  if (error != ENOBUFS && error != ENOMEM && error != ETOOMANYREFS) return false;
+  const auto now = Clock::now();
+  if (now - held_up->last > kOneHoldUp) held_up->since = now;
+  held_up->last = now;
+  held_up->error = error;
+  return now - held_up->since < patience_;
+}
+
+bool RankSockets::GiveUp(int rank, Message* message, int error) {
+  if (error == ETOOMANYREFS && message->file >= 0) {
+    message->file = kNoFile;
+    return true;
+  }
+  // The messages after it would be taken for others: there are none, and both ranks know.
+  why_gone_[static_cast<size_t>(rank)] = "a message of " + std::to_string(message->bytes.size()) +
+                                         " bytes cannot be sent to it (" + std::strerror(error) + ")";
+  shutdown(sockets_[static_cast<size_t>(rank)], SHUT_RDWR);
+  return false;
+}
+
+RankSockets::Awaited RankSockets::ToAwait(bool to_receive) const {
+  Awaited awaited;
+  const short anything = to_receive ? POLLIN : 0;
+  if (to_receive) awaited.events.push_back({wake_, POLLIN, 0});
   for (size_t r = 0; r < sockets_.size(); ++r) {
     if (sockets_[r] < 0) continue;
-    const short room = unsent_[r].empty() ? 0 : POLLOUT;
-    awaited.push_back({sockets_[r], static_cast<short>(POLLIN | room), 0});
+    short events = anything;
+    if (!unsent_[r].empty() && held_up_[r].is_now) {
+      awaited.try_again = true;
+    } else if (!unsent_[r].empty()) {
+      events |= POLLOUT;
+    }
+    if (events != 0) awaited.events.push_back({sockets_[r], events, 0});
   }
   return awaited;
 }
 
-void RankSockets::Wait(std::vector<pollfd> awaited, int milliseconds) {
-  poll(awaited.data(), awaited.size(), milliseconds);
+void RankSockets::Wait(Awaited awaited, int milliseconds) {
+  if (awaited.try_again) milliseconds = std::min(milliseconds, kTryAgainMs);
+  poll(awaited.events.data(), awaited.events.size(), milliseconds);
 }
 
 void RankSockets::Wake() {
@@ -137,8 +190,20 @@ void RankSockets::Receive(Receiver* receiver) {
     const int rank = static_cast<int>(r);
     while (!is_gone(rank) && ReceiveOne(rank, receiver)) {
     }
-    while (!is_gone(rank) && !unsent_[r].empty() && SendNow(rank, unsent_[r].front())) unsent_[r].pop_front();
   }
+  SendUnsent();
+}
+
+void RankSockets::SendUnsent() {
+  for (size_t r = 0; r < sockets_.size(); ++r) {
+    if (sockets_[r] < 0) continue;
+    std::deque<Message>& unsent = unsent_[r];
+    while (!unsent.empty() && SendNow(static_cast<int>(r), &unsent.front())) unsent.pop_front();
+  }
+}
+
+bool RankSockets::has_unsent() const {
+  return std::any_of(unsent_.begin(), unsent_.end(), [](const auto& of) { return !of.empty(); });
 }
 
 bool RankSockets::ReceiveOne(int rank, Receiver* receiver) {
@@ -162,12 +227,27 @@ bool RankSockets::ReceiveOne(int rank, Receiver* receiver) {
     receiver->Gone(rank);
     return false;
   }
-  int file = -1;
+  int file = (head.msg_flags & MSG_CTRUNC) != 0 ? kFileNotTaken : kNoFile;
   if (const cmsghdr* const with = CMSG_FIRSTHDR(&head); with != nullptr && with->cmsg_type == SCM_RIGHTS) {
     std::memcpy(&file, CMSG_DATA(with), sizeof file);
   }
-  receiver->Received(rank, received_.data(), static_cast<size_t>(size), file);
+  std::string& unended = unended_[static_cast<size_t>(rank)];
+  const char* const piece = received_.data() + 1;
+  const size_t bytes = static_cast<size_t>(size) - 1;
+  if (received_[0] == kMore) {
+    unended.append(piece, bytes);
+  } else if (unended.empty()) {
+    receiver->Received(rank, piece, bytes, file);
+  } else {
+    unended.append(piece, bytes);
+    const std::string whole = std::exchange(unended, {});
+    receiver->Received(rank, whole.data(), whole.size(), file);
+  }
   return true;
+}
+
+void RankSockets::Close() {
+  for (size_t r = 0; r < sockets_.size(); ++r) Close(static_cast<int>(r));
 }
 
 void RankSockets::Close(int rank) {

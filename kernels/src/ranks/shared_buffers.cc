@@ -61,7 +61,7 @@ void SharedBuffer::CloseFile() {
   file_ = -1;
 }
 
-std::shared_ptr<SharedBuffer> SharedBuffers::Take(int64_t bytes, Idle* idle) {
+std::shared_ptr<SharedBuffer> SharedBuffers::Take(int64_t bytes) {
   std::unique_ptr<SharedBuffer> buffer;
   uint64_t number = 0;
   {
@@ -78,7 +78,6 @@ std::shared_ptr<SharedBuffer> SharedBuffers::Take(int64_t bytes, Idle* idle) {
     } else {
       number = next_number_++;
     }
-    Drop(Clock::now() - idle_after_, idle);
   }
   if (buffer == nullptr) buffer = std::make_unique<SharedBuffer>(number, Rounded(bytes));
   const std::lock_guard<std::mutex> hold(mutex_);
@@ -107,18 +106,15 @@ void SharedBuffers::GiveBack(SharedBuffer* buffer) {
   free_.push_back({std::unique_ptr<SharedBuffer>(buffer), Clock::now()});
 }
 
-SharedBuffers::Idle SharedBuffers::DropAll() {
+SharedBuffers::Idle SharedBuffers::DropIdle(Clock::duration idle_for) {
   const std::lock_guard<std::mutex> hold(mutex_);
-  Idle idle;
-  Drop(Clock::time_point::max(), &idle);
-  return idle;
-}
-
-void SharedBuffers::Drop(Clock::time_point since, Idle* idle) {
+  const Clock::time_point since = Clock::now() - idle_for;
   const auto dropped =
       std::partition(free_.begin(), free_.end(), [&](const Free& one) { return one.since > since; });
-  for (auto it = dropped; it != free_.end(); ++it) idle->push_back(std::move(it->buffer));
+  Idle idle;
+  for (auto it = dropped; it != free_.end(); ++it) idle.push_back(std::move(it->buffer));
   free_.erase(dropped, free_.end());
+  return idle;
 }
 
 }  // namespace kvtable

@@ -17,14 +17,11 @@ class SharedBuffers : public std::enable_shared_from_this<SharedBuffers> {
   using Clock = std::chrono::steady_clock;
   using Idle = std::vector<std::unique_ptr<SharedBuffer>>;
 
-  // Buffers that nobody has taken for so long are let go of.
-  explicit SharedBuffers(Clock::duration idle_after) : idle_after_(idle_after) {}
+  // At least so many bytes.
+  std::shared_ptr<SharedBuffer> Take(int64_t bytes);
 
-  // At least so many bytes. `idle` gets those that are let go of.
-  std::shared_ptr<SharedBuffer> Take(int64_t bytes, Idle* idle);
-
-  // All that nobody has at the moment.
-  Idle DropAll();
+  // Lets go of those that nobody has had for so long.
+  Idle DropIdle(Clock::duration idle_for);
 
   // See SharedExchange::Holding.
   std::shared_ptr<SharedBuffer> Holding(const char* data, int64_t bytes) const;
@@ -36,10 +33,7 @@ class SharedBuffers : public std::enable_shared_from_this<SharedBuffers> {
   };
 
   void GiveBack(SharedBuffer* buffer);
-  // Those that were given back by then.
-  void Drop(Clock::time_point since, Idle* idle);
 
-  const Clock::duration idle_after_;
   mutable std::mutex mutex_;
   uint64_t next_number_ = 0;
   std::vector<Free> free_;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -23,7 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kLookAfterMs = 1000;  // at what waits for long
+constexpr int kLookAfterMs = 1000;  // at what waits for long, and is idle
+constexpr int kLookForRoomMs = 100;
+constexpr size_t kMostWaitsTold = 10;
 constexpr size_t kMostNameBytes = 64 << 10;
 constexpr const char* kOf = " of ";  // in a name: of which op in the graph
 
@@ -34,13 +37,15 @@ enum class What : uint32_t {
   kDropped,  // buffer `buffer`: it will not be sent from any more
   kMaps,     // `buffer`, with the file that came with `number`
   kLacks,    // it could not be mapped: its file is wanted once more
+  kCanRead,  // all parts of an exchange; or, where there is something in place of the kind, not, and why
 };
 
 // A message; the name and the kind follow it.
 struct Head {
   What what = What::kSends;
   uint32_t name_bytes = 0;
-  uint64_t has_file = 0;  // 1: that of the buffer comes along
+  uint32_t has_file = 0;  // 1: that of the buffer comes along
+  uint32_t is_new = 0;    // 1: some rank may not have mapped the buffer, and might not be able to
   uint64_t number = 0;
   uint64_t buffer = 0;
   int64_t buffer_bytes = 0;
@@ -58,6 +63,7 @@ class Mapped {
   Mapped(int file, int64_t bytes) : bytes_(static_cast<size_t>(bytes)) {
     void* const data = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED | MAP_POPULATE, file, 0);
     data_ = data == MAP_FAILED ? nullptr : static_cast<const char*>(data);
+    if (data_ == nullptr) why_not_ = std::strerror(errno);
   }
   ~Mapped() {
     if (data_ != nullptr) munmap(const_cast<char*>(data_), bytes_);
@@ -65,11 +71,13 @@ class Mapped {
   Mapped(const Mapped&) = delete;
   Mapped& operator=(const Mapped&) = delete;
 
-  const char* data() const { return data_; }
+  const char* data() const { return data_; }  // null where it could not be mapped
+  const std::string& why_not() const { return why_not_; }
 
  private:
   const size_t bytes_;
   const char* data_;
+  std::string why_not_;
 };
 
 struct Theirs {
@@ -84,7 +92,9 @@ struct Came {
   int64_t bytes = 0;
   SharedExchange::Piece piece;
   std::shared_ptr<const Mapped> mapped;
-  std::string problem;  // why it cannot be read
+  bool is_new = false;  // see Head
+  std::string problem;  // why nothing was sent
+  std::string unread;   // why this rank cannot read it
 };
 
 // What this rank has started. Without `ended` it was cancelled.
@@ -96,20 +106,35 @@ struct Started {
   std::shared_ptr<void> owner;
   SharedExchange::Ended ended;
   Clock::time_point since;
-  int warned = 0;  // times
+  bool is_new = false;    // see Head
+  bool has_told = false;  // the others whether it can read all
 };
 
 // All under way of a name, the first first. Parts of the others may be here before this rank has started.
 struct Channel {
-  explicit Channel(int ranks) : came(static_cast<size_t>(ranks)) {}
+  explicit Channel(int ranks) : came(static_cast<size_t>(ranks)), can_read(static_cast<size_t>(ranks)) {}
 
   bool is_over() const {
     return started.empty() &&
            std::all_of(came.begin(), came.end(), [](const auto& of) { return of.empty(); });
   }
 
+  // Whether all ranks wait until each has said that it can read the first, of which all parts are here. A rank
+  // that cannot would fail alone, and the others wait for what it does next. All know it of all parts.
+  bool is_to_be_confirmed() const {
+    bool is_new = started.front().is_new;
+    if (!started.front().problem.empty()) return false;
+    for (const auto& of : came) {
+      if (of.empty()) continue;  // this rank
+      if (!of.front().problem.empty()) return false;
+      is_new |= of.front().is_new;
+    }
+    return is_new;
+  }
+
   std::deque<Started> started;
-  std::vector<std::deque<Came>> came;  // by rank
+  std::vector<std::deque<Came>> came;             // by rank
+  std::vector<std::deque<std::string>> can_read;  // by rank: empty, or why it cannot
 };
 
 // What was sent, and who has yet to read it.
@@ -137,14 +162,28 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       : rank_(rank),
         ranks_(static_cast<int>(sockets.size())),
         options_(std::move(options)),
-        buffers_(std::make_shared<SharedBuffers>(options_.idle_after)),
-        sockets_(rank, std::move(sockets)),
+        buffers_(std::make_shared<SharedBuffers>()),
+        sockets_(rank, std::move(sockets), options_.held_up_for),
         mapped_(static_cast<size_t>(ranks_)),
         known_(static_cast<size_t>(ranks_)),
         maps_(static_cast<size_t>(ranks_)) {}
 
   void Begin() {
     thread_ = std::thread([state = shared_from_this()] { state->ReceiveAll(); });
+  }
+
+  void AwaitSent() {
+    const auto until = Clock::now() + options_.last_words_for;
+    for (;;) {
+      RankSockets::Awaited awaited;
+      {
+        const std::lock_guard<std::mutex> hold(mutex_);
+        sockets_.SendUnsent();
+        if (!sockets_.has_unsent() || Clock::now() >= until) return;
+        awaited = sockets_.ToAwait(false);
+      }
+      RankSockets::Wait(std::move(awaited), kLookForRoomMs);
+    }
   }
 
   void End() {
@@ -168,18 +207,14 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
   }
 
   std::shared_ptr<SharedBuffer> Take(int64_t bytes) {
-    SharedBuffers::Idle idle;
-    std::shared_ptr<SharedBuffer> taken;
     try {
-      taken = buffers_->Take(bytes, &idle);
+      return buffers_->Take(bytes);
     } catch (const Error&) {
-      for (auto& free : buffers_->DropAll()) idle.push_back(std::move(free));
+      SharedBuffers::Idle idle = buffers_->DropIdle({});
       if (idle.empty()) throw;
-      Forget(&idle);
-      taken = buffers_->Take(bytes, &idle);
+      Forget(std::move(idle));
+      return buffers_->Take(bytes);
     }
-    Forget(&idle);
-    return taken;
   }
 
   std::shared_ptr<SharedBuffer> Holding(const char* data, int64_t bytes) const {
@@ -256,7 +291,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
 
   void SendParts(uint64_t number, Sent sent, Started* started) {
     if (!sent.problem.empty()) {
-      const Head head{What::kCannot, static_cast<uint32_t>(sent.name.size()), 0, number};
+      const Head head{What::kCannot, static_cast<uint32_t>(sent.name.size()), 0, 0, number};
       for (int r = 0; r < ranks_; ++r) {
         if (r != rank_ && !sockets_.is_gone(r)) sockets_.Send(r, ToMessage(head, sent.name, sent.problem));
       }
@@ -265,12 +300,17 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
     const char* at = sent.data;
     Unread unread{std::move(sent.owner), sent.buffer, std::vector<bool>(static_cast<size_t>(ranks_))};
     for (int r = 0; r < ranks_; ++r) {
+      const size_t to = static_cast<size_t>(r);
+      if (r == rank_ || sent.bytes[to] == 0 || sockets_.is_gone(r)) continue;
+      started->is_new |= maps_[to].count(sent.buffer->number()) == 0;
+    }
+    for (int r = 0; r < ranks_; ++r) {
       const int64_t bytes = sent.bytes[static_cast<size_t>(r)];
       if (r == rank_) {
         started->own = {at, bytes};
       } else if (!sockets_.is_gone(r)) {
-        Head head{What::kSends, static_cast<uint32_t>(sent.name.size()), 0, number};
-        int file = -1;
+        Head head{What::kSends, static_cast<uint32_t>(sent.name.size()), 0, started->is_new, number};
+        int file = RankSockets::kNoFile;
         if (bytes > 0) {
           head.buffer = sent.buffer->number();
           head.buffer_bytes = sent.buffer->bytes();
@@ -292,6 +332,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
   }
 
   void HasRead(const std::vector<Part>& parts) {
+    if (process_ != getpid()) return;  // a fork's sockets are closed
     const std::lock_guard<std::mutex> hold(mutex_);
     for (const Part& part : parts) {
       Head head{What::kHasRead};
@@ -301,20 +342,17 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
   }
 
   // Frees buffers, which the others may have mapped.
-  void Forget(SharedBuffers::Idle* idle) {
-    if (idle->empty()) return;
-    {
-      const std::lock_guard<std::mutex> hold(mutex_);
-      for (const auto& buffer : *idle) {
-        Head head{What::kDropped};
-        head.buffer = buffer->number();
-        for (int r = 0; r < ranks_; ++r) {
-          if (known_[static_cast<size_t>(r)].erase(head.buffer) > 0) sockets_.Send(r, ToMessage(head));
-          maps_[static_cast<size_t>(r)].erase(head.buffer);
-        }
+  void Forget(SharedBuffers::Idle idle) {
+    if (idle.empty()) return;
+    const std::lock_guard<std::mutex> hold(mutex_);
+    for (const auto& buffer : idle) {
+      Head head{What::kDropped};
+      head.buffer = buffer->number();
+      for (int r = 0; r < ranks_; ++r) {
+        if (known_[static_cast<size_t>(r)].erase(head.buffer) > 0) sockets_.Send(r, ToMessage(head));
+        maps_[static_cast<size_t>(r)].erase(head.buffer);
       }
     }
-    idle->clear();
   }
 
   // ---- Under the lock ------------------------------------------------------------------------------------
@@ -331,6 +369,11 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
         if (sockets_.is_gone(r)) lost = r;
       }
       if (!all_came && lost < 0) break;
+      const bool is_confirmed = all_came && channel.is_to_be_confirmed();
+      if (is_confirmed) {
+        if (!channel.started.front().has_told) TellWhetherItCanRead(it->first, &channel);
+        if (AwaitsConfirmation(channel)) break;
+      }
       Started started = std::move(channel.started.front());
       channel.started.pop_front();
       std::vector<Came> came(static_cast<size_t>(ranks_));
@@ -338,10 +381,39 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
         if (channel.came[r].empty()) continue;
         came[r] = std::move(channel.came[r].front());
         channel.came[r].pop_front();
+        // Otherwise it is of the next one: a rank that has all parts of both is ahead of this one, which cancelled.
+        if (!is_confirmed || channel.can_read[r].empty()) continue;
+        // What another rank cannot read fails here, too.
+        if (came[r].unread.empty()) came[r].unread = std::move(channel.can_read[r].front());
+        channel.can_read[r].pop_front();
       }
       Deliver(it->first, std::move(started), std::move(came), lost, afterwards);
     }
     return channel.is_over() ? channels_.erase(it) : std::next(it);
+  }
+
+  void TellWhetherItCanRead(const std::string& name, Channel* channel) {
+    channel->started.front().has_told = true;
+    std::string problem;
+    for (const auto& of : channel->came) {
+      if (!of.empty() && problem.empty()) problem = of.front().unread;
+    }
+    const Head head{What::kCanRead, static_cast<uint32_t>(name.size())};
+    for (int r = 0; r < ranks_; ++r) {
+      if (r != rank_ && !sockets_.is_gone(r)) sockets_.Send(r, ToMessage(head, name, problem));
+    }
+  }
+
+  bool AwaitsConfirmation(const Channel& channel) const {
+    if (lost_) return false;  // a rank that lacks a part of the lost one says nothing, and fails
+    for (int r = 0; r < ranks_; ++r) {
+      if (r != rank_ && AwaitsConfirmation(channel, r)) return true;
+    }
+    return false;
+  }
+  // What a rank that has gone could have read is of no matter.
+  bool AwaitsConfirmation(const Channel& channel, int rank) const {
+    return channel.can_read[static_cast<size_t>(rank)].empty() && !sockets_.is_gone(rank);
   }
 
   void Deliver(const std::string& name, Started started, std::vector<Came> came, int lost,
@@ -359,7 +431,8 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       return Fail(&started, ExchangeFailure::Kind::kRankLost, LostText(name, lost), afterwards);
     }
     for (size_t r = 0; r < came.size(); ++r) {
-      const std::string& problem = static_cast<int>(r) == rank_ ? started.problem : came[r].problem;
+      const std::string& unsent = static_cast<int>(r) == rank_ ? started.problem : came[r].problem;
+      const std::string& problem = unsent.empty() ? came[r].unread : unsent;
       if (problem.empty()) continue;
       return Fail(&started, ExchangeFailure::Kind::kNoResource, "exchange '" + name + "': " + problem,
                   afterwards);
@@ -378,6 +451,10 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
   }
 
   std::string LostText(const std::string& name, int lost) const {
+    if (const std::string& why = sockets_.why_gone(lost); !why.empty()) {
+      return "rank " + std::to_string(rank_) + " has ended its connection to rank " + std::to_string(lost) +
+             ", and exchange '" + name + "' with it: " + why;
+    }
     return "rank " + std::to_string(lost) + " has ended, and rank " + std::to_string(rank_) +
            " waited for its part of exchange '" + name + "': its own output says why";
   }
@@ -395,22 +472,26 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
   void ReceiveAll() {
     pthread_setname_np(pthread_self(), "kv-exchange");
     for (;;) {
-      std::vector<pollfd> awaited;
+      RankSockets::Awaited awaited;
       {
         const std::lock_guard<std::mutex> hold(mutex_);
         if (ended_) break;
-        awaited = sockets_.Awaited();
+        awaited = sockets_.ToAwait(true);
       }
       RankSockets::Wait(std::move(awaited), kLookAfterMs);
+      const Clock::time_point now = Clock::now();
+      const bool looks = now - looked_ >= std::chrono::milliseconds(kLookAfterMs);
+      if (looks) looked_ = now;
       Afterwards afterwards;
       {
         const std::lock_guard<std::mutex> hold(mutex_);
         afterwards_ = &afterwards;
         sockets_.Receive(this);
-        LookAtWaits();
+        if (looks) LookAtWaits(now);
         afterwards_ = nullptr;
       }
       afterwards.Run();
+      if (looks) Forget(buffers_->DropIdle(options_.idle_after));
     }
     Afterwards afterwards;
     {
@@ -424,6 +505,10 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       }
     }
     afterwards.Run();
+    AwaitSent();
+    // Not only with the last who holds what came: the others are to know now.
+    const std::lock_guard<std::mutex> hold(mutex_);
+    sockets_.Close();
   }
 
   void Received(int rank, const char* bytes, size_t size, int file) override {
@@ -439,6 +524,7 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
         said.assign(bytes + sizeof head + head.name_bytes, size - sizeof head - head.name_bytes);
         came.number = head.number;
         came.bytes = head.bytes;
+        came.is_new = head.is_new != 0;
         if (head.bytes > 0) Map(rank, head, file, &came);
         const auto it = channels_.try_emplace(name, ranks_).first;
         it->second.came[r].push_back(std::move(came));
@@ -460,6 +546,15 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       case What::kLacks:
         known_[r].erase(head.buffer);
         break;
+      case What::kCanRead: {
+        // It has a part of this rank, which has thus started.
+        const auto it = channels_.find(std::string(bytes + sizeof head, head.name_bytes));
+        if (it == channels_.end()) break;
+        it->second.can_read[r].emplace_back(bytes + sizeof head + head.name_bytes,
+                                            size - sizeof head - head.name_bytes);
+        Match(it, afterwards_);
+        break;
+      }
     }
     if (file >= 0) close(file);
   }
@@ -492,15 +587,26 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
     if (const auto it = unread_.find(number); it != unread_.end()) it->second.buffer->CloseFile();
   }
 
+  // Returns why not.
+  static std::string Map(int file, int64_t bytes, std::shared_ptr<const Mapped>* to) {
+    if (file == RankSockets::kFileNotTaken) return "it has too many open files (see ulimit -n)";
+    if (file == RankSockets::kNoFile) {
+      return "that rank's user has too many files on their way between processes for its ulimit -n";
+    }
+    const auto mapped = std::make_shared<const Mapped>(file, bytes);
+    if (mapped->data() == nullptr) {
+      return std::to_string(bytes) + " bytes are more than it may map (" + mapped->why_not() +
+             "; see ulimit -v)";
+    }
+    *to = mapped;
+    return "";
+  }
+
   // Where a part of another rank is in this process.
   void Map(int rank, const Head& head, int file, Came* came) {
     Theirs& theirs = mapped_[static_cast<size_t>(rank)][head.buffer];
     if (theirs.mapped == nullptr && head.has_file != 0) {
-      if (file >= 0) {
-        const auto mapped = std::make_shared<const Mapped>(file, head.buffer_bytes);
-        if (mapped->data() != nullptr) theirs.mapped = mapped;
-      }
-      theirs.problem = file < 0 ? "too many open files (see ulimit -n)" : "no memory";
+      theirs.problem = Map(file, head.buffer_bytes, &theirs.mapped);
       // What it lacks comes again with what is sent next: by then there may be room.
       Head answer{theirs.mapped == nullptr ? What::kLacks : What::kMaps};
       answer.number = head.number;
@@ -508,8 +614,8 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
       sockets_.Send(rank, ToMessage(answer));
     }
     if (theirs.mapped == nullptr) {
-      came->problem = "rank " + std::to_string(rank_) + " has " + theirs.problem + " to map what rank " +
-                      std::to_string(rank) + " sends";
+      came->unread = "rank " + std::to_string(rank_) + " cannot map what rank " + std::to_string(rank) +
+                     " sends: " + theirs.problem;
       return;
     }
     came->mapped = theirs.mapped;
@@ -517,59 +623,95 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
   }
 
   // Tells of exchanges that wait for long, or ends them.
-  void LookAtWaits() {
-    const Clock::time_point now = Clock::now();
-    if (now - looked_ < std::chrono::milliseconds(kLookAfterMs)) return;
-    looked_ = now;
+  void LookAtWaits(Clock::time_point now) {
+    std::vector<Wait> waits;
     for (auto& [name, channel] : channels_) {
       for (Started& started : channel.started) {
-        if (!started.ended) continue;
         const auto waited = now - started.since;
+        if (!started.ended || waited < std::chrono::milliseconds(kLookAfterMs)) continue;
+        const Wait wait{&name, &channel, waited};
         if (options_.fail_after.count() > 0 && waited >= options_.fail_after) {
-          Fail(&started, ExchangeFailure::Kind::kStalled, WaitText(name, channel, waited), afterwards_);
-        } else if (options_.warn && options_.warn_after.count() > 0 &&
-                   waited >= options_.warn_after * (started.warned + 1)) {
-          ++started.warned;
-          afterwards_->calls.push_back(
-              [warn = options_.warn, text = WaitText(name, channel, waited)] { warn(text); });
+          Fail(&started, ExchangeFailure::Kind::kStalled, WaitText({wait}), afterwards_);
+        } else {
+          waits.push_back(wait);
         }
       }
     }
+    if (waits.empty() || !options_.warn || options_.warn_after.count() == 0) return;
+    // What one rank does late many exchanges may wait for: they are told of together.
+    std::stable_sort(waits.begin(), waits.end(),
+                     [](const Wait& one, const Wait& other) { return one.waited > other.waited; });
+    if (waits.front().waited < options_.warn_after || now < next_warning_) return;
+    next_warning_ = now + options_.warn_after;
+    afterwards_->calls.push_back([warn = options_.warn, text = WaitText(waits)] { warn(text); });
   }
 
-  std::string WaitText(const std::string& name, const Channel& channel, Clock::duration waited) const {
-    std::string text = "rank " + std::to_string(rank_) + " has waited " +
-                       std::to_string(std::chrono::duration_cast<std::chrono::seconds>(waited).count()) +
-                       " s in exchange '" + name + "' for";
-    const char* before = " ";
+  struct Wait {
+    const std::string* name;
+    const Channel* channel;
+    Clock::duration waited;
+  };
+
+  std::string WaitText(const std::vector<Wait>& waits) const {
+    std::string text = "rank " + std::to_string(rank_) + " has waited ";
+    const char* before = "";
     bool differs = false;
-    for (int r = 0; r < ranks_; ++r) {
-      const size_t of = static_cast<size_t>(r);
-      if (r == rank_ || !channel.came[of].empty()) continue;
-      text += before + ("rank " + std::to_string(r));
-      before = ", ";
-      for (const auto& [other, at] : channels_) {
-        if (at.came[of].empty() || !at.started.empty()) continue;
-        text += ", which is in '" + other + "'";
-        differs |= other.substr(0, other.find(kOf)) == name.substr(0, name.find(kOf));
-        break;
-      }
+    for (size_t w = 0; w < std::min(waits.size(), kMostWaitsTold); ++w) {
+      text += before + WaitText(waits[w], &differs);
+      before = "; ";
+    }
+    if (waits.size() > kMostWaitsTold) {
+      text += "; and in " + std::to_string(waits.size() - kMostWaitsTold) + " more";
     }
     text += ": every rank makes the same calls in each step";
     if (!differs) return text;
     return text +
-           ". These look like one call in graphs that differ: where a rank alone calls a tf.function or has "
-           "a "
-           "tf.cond or a loop in the step, what comes behind is named otherwise; have all ranks trace the "
-           "same";
+           ". These look like one call in graphs that differ: where a rank alone calls a tf.function or "
+           "has a tf.cond or a loop in the step, what comes behind is named otherwise; have all ranks "
+           "trace the same";
   }
 
+  // `differs`: whether it looks as if the graphs of ranks do.
+  std::string WaitText(const Wait& wait, bool* differs) const {
+    const std::string& name = *wait.name;
+    std::string text = std::to_string(std::chrono::duration_cast<std::chrono::seconds>(wait.waited).count()) +
+                       " s in exchange '" + name + "' for";
+    const bool all_came = AllCame(*wait.channel);
+    const char* before = " ";
+    for (int r = 0; r < ranks_; ++r) {
+      const size_t of = static_cast<size_t>(r);
+      if (r == rank_ || !(all_came ? AwaitsConfirmation(*wait.channel, r) : wait.channel->came[of].empty())) {
+        continue;
+      }
+      text += before + ("rank " + std::to_string(r));
+      before = ", ";
+      if (all_came) text += " to map what was sent";
+      for (const auto& [other, at] : channels_) {
+        if (at.came[of].empty() || !at.started.empty()) continue;
+        text += ", which is in '" + other + "'";
+        *differs |= other.substr(0, other.find(kOf)) == name.substr(0, name.find(kOf));
+        break;
+      }
+    }
+    return text;
+  }
+
+  bool AllCame(const Channel& channel) const {
+    for (int r = 0; r < ranks_; ++r) {
+      if (r != rank_ && channel.came[static_cast<size_t>(r)].empty()) return false;
+    }
+    return true;
+  }
+
+  const pid_t process_ = getpid();
   const int rank_;
   const int ranks_;
   const Options options_;
   const std::shared_ptr<SharedBuffers> buffers_;
   std::thread thread_;
-  Clock::time_point looked_ = Clock::now();  // of the thread
+  // Of the thread.
+  Clock::time_point looked_ = Clock::now();
+  Clock::time_point next_warning_{};
 
   mutable std::mutex mutex_;  // for all below
   bool ended_ = false;
@@ -584,22 +726,47 @@ class SharedExchange::State : public std::enable_shared_from_this<State>, privat
   Afterwards* afterwards_ = nullptr;  // of the thread, while it receives
 };
 
+// ---- Its calls, which a fork must not pass on: it has no thread, closed sockets, and locks that others held ------
+
 SharedExchange::SharedExchange(int rank, std::vector<int> sockets, Options options)
-    : state_(std::make_shared<State>(rank, std::move(sockets), std::move(options))) {
+    : process_(getpid()),
+      rank_(rank),
+      state_(std::make_shared<State>(rank, std::move(sockets), std::move(options))) {
   state_->Begin();
 }
 
-SharedExchange::~SharedExchange() { state_->End(); }
+SharedExchange::~SharedExchange() {
+  if (is_of_parent()) {
+    [[maybe_unused]] const auto* const never_ended = new std::shared_ptr<State>(std::move(state_));
+  } else {
+    state_->End();
+  }
+}
 
+bool SharedExchange::is_of_parent() const { return process_ != getpid(); }
 int SharedExchange::ranks() const { return state_->ranks(); }
 bool SharedExchange::is_idle() const { return state_->is_idle(); }
-std::shared_ptr<SharedBuffer> SharedExchange::Take(int64_t bytes) { return state_->Take(bytes); }
+void SharedExchange::AwaitSent() { state_->AwaitSent(); }
+void SharedExchange::RefuseFork() const {
+  if (!is_of_parent()) return;
+  throw Error(ErrorCode::kFailedPrecondition,
+              "this process was forked from rank " + std::to_string(rank_) +
+                  " and has no exchange with the other ranks: look up in the rank itself, or start the "
+                  "process by itself (multiprocessing's 'spawn')");
+}
+std::shared_ptr<SharedBuffer> SharedExchange::Take(int64_t bytes) {
+  RefuseFork();
+  return state_->Take(bytes);
+}
 std::shared_ptr<SharedBuffer> SharedExchange::Holding(const char* data, int64_t bytes) const {
-  return state_->Holding(data, bytes);
+  return is_of_parent() ? nullptr : state_->Holding(data, bytes);
 }
 uint64_t SharedExchange::Start(Sent sent, Ended ended) {
+  RefuseFork();
   return state_->Start(std::move(sent), std::move(ended));
 }
-void SharedExchange::Cancel(uint64_t started) { state_->Cancel(started); }
+void SharedExchange::Cancel(uint64_t started) {
+  if (!is_of_parent()) state_->Cancel(started);
+}
 
 }  // namespace kvtable

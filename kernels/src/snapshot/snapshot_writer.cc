@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "base/crc32c.h"
+#include "memory/prefetch.h"
 #include "snapshot/snapshot_level.h"
 
 namespace kvtable {
@@ -298,7 +299,7 @@ void SnapshotWriter::AddRows(int64_t first, int64_t n, const void* values, const
       const uint8_t* const from = source(column);
       for (int64_t i = 0; i < n; ++i) {
         if (i + kAhead < n && places[i + kAhead] != kHidden) {
-          __builtin_prefetch(to + places[i + kAhead] * column.width, 1);
+          PrefetchToWrite(to + places[i + kAhead] * column.width);
         }
         if (places[i] == kHidden) continue;
         uint8_t* const row = to + places[i] * column.width;

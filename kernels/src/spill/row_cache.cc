@@ -8,6 +8,7 @@
 #include "base/crc32c.h"
 #include "kvtable/types.h"
 #include "memory/copy_rows.h"
+#include "memory/prefetch.h"
 
 namespace kvtable {
 namespace {
@@ -202,7 +203,7 @@ void RowCache::WriteOut(const std::vector<uint32_t>& frames) {
       if (i + kRowsAhead < count)
         PrefetchRow<kAnyBytes>(FrameBytes(frames[done + i + kRowsAhead]), row_bytes_);
       const uint32_t row = frames_[frames[done + i]].row;
-      __builtin_prefetch(&where_[row], 1);
+      PrefetchToWrite(&where_[row]);
       const char* const bytes = FrameBytes(frames[done + i]);
       const uint32_t slot = SlotNumber(open_, segment.used + static_cast<uint32_t>(i));
       const RecordHead head = {row, Checksum(slot, row, bytes, row_bytes_)};
@@ -231,8 +232,7 @@ void RowCache::BringIn(const uint32_t* rows, size_t count, size_t more) {
   for (size_t i = 0; i < std::min(2 * kAhead, count); ++i) __builtin_prefetch(&where_[rows[i]]);
   for (size_t i = 0; i < count; ++i) {
     if (i + 2 * kAhead < count) __builtin_prefetch(&where_[rows[i + 2 * kAhead]]);
-    if (i + kAhead < count && IsHere(rows[i + kAhead]))
-      __builtin_prefetch(&frames_[where_[rows[i + kAhead]]], 1);
+    if (i + kAhead < count && IsHere(rows[i + kAhead])) PrefetchToWrite(&frames_[where_[rows[i + kAhead]]]);
     if (IsHere(rows[i])) {
       Touch(&frames_[where_[rows[i]]]);
     } else {

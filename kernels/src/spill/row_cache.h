@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory/huge_pages.h"
+#include "memory/prefetch.h"
 #include "memory/scratch.h"
 #include "spill/spill_file.h"
 
@@ -51,7 +52,7 @@ class RowCache {
   char* Row(uint32_t row) const { return FrameBytes(where_[row]); }
   void Prefetch(uint32_t row) const { __builtin_prefetch(where_.data() + row); }
   void PrefetchFrame(uint32_t row) const {
-    if (IsHere(row)) __builtin_prefetch(frames_.data() + where_[row], 1);
+    if (IsHere(row)) PrefetchToWrite(frames_.data() + where_[row]);
   }
   // Of one that is not.
   uint32_t SlotOf(uint32_t row) const { return where_[row] & ~kInFile; }

@@ -7,6 +7,7 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "memory/prefetch.h"
 #include "table/write_groups.h"
 
 namespace kvtable {
@@ -152,8 +153,8 @@ void ShardedTable::IncreaseFrequency(const void* keys, int64_t n, const uint32_t
   AwaitOwnRoomAside();
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
-    const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
-    ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
+    ShardGroups<Key> groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads.threads());
+    ForGroups(groups, threads, [&](const ShardGroup& group) {
       Shard& shard = *shards_[static_cast<size_t>(group.shard)];
       std::lock_guard<ShardLock> hold(shard.lock);
       for (int64_t i = 0; i < group.count; ++i) {
@@ -176,15 +177,15 @@ int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) 
   std::atomic<int64_t> removed{0};
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
-    const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
-    ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
+    ShardGroups<Key> groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads.threads());
+    ForGroups(groups, threads, [&](const ShardGroup& group) {
       Shard& shard = *shards_[static_cast<size_t>(group.shard)];
       int64_t count = 0;
       std::lock_guard<ShardLock> hold(shard.lock);
       shard.rows.PrepareFree(static_cast<size_t>(std::min<int64_t>(group.count, shard.rows.live_rows())));
       for (int64_t i = 0; i < group.count; ++i) {
         if (i + kAhead < group.count)
-          __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])).bucket(), 1);
+          PrefetchToWrite(shard.index.Home(Mix64(group.keys[i + kAhead])).bucket());
         if (i + kAhead / 2 < group.count) shard.index.PrefetchErase(Mix64(group.keys[i + kAhead / 2]));
         const uint64_t hash = Mix64(group.keys[i]);
         bool has_expired = false;

@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "eviction/row_test.h"
+#include "memory/prefetch.h"
 #include "table/sharded_table.h"
 #include "threads/run_tasks.h"
 #include "values/elements.h"
@@ -142,7 +143,7 @@ int64_t ShardedTable::EvictRows(const RowTest& test, int shard_number, uint32_t 
     const auto hash_of = [&](uint32_t i) { return Mix64(shard.rows.StampOf(found[i])->key); };
     for (uint32_t i = 0; i < count; ++i) {
       if (i + kErasesAhead < count && found[i + kErasesAhead] < rows) {
-        __builtin_prefetch(shard.index.Home(hash_of(i + kErasesAhead)).bucket(), 1);
+        PrefetchToWrite(shard.index.Home(hash_of(i + kErasesAhead)).bucket());
         shard.index.PrefetchErase(hash_of(i + kErasesAhead / 2));
       }
       const uint32_t row = found[i];

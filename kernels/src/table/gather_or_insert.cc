@@ -82,8 +82,8 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     }
     if (total == 0) return;
     AwaitOwnRoomAside();
-    const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
-    ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
+    ShardGroups<Key> groups(typed, misses.data(), total, shard_bits_, threads.threads());
+    ForGroups(groups, threads, [&](const ShardGroup& group) {
       InsertMissed(time, group, *init, stamp, out, rows, admitted ? first.data() : nullptr,
                    insertion.inserted);
     });
@@ -135,9 +135,9 @@ int64_t ShardedTable::KeepAdmitted(const Key* keys, uint32_t* misses, int64_t co
   return kept;
 }
 
-void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroups::Group& group,
-                                const InitialValue& init, Stamp stamp, const RowsOut& out,
-                                const RowsWriter& rows, const uint32_t* first, bool* inserted) {
+void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroup& group, const InitialValue& init,
+                                Stamp stamp, const RowsOut& out, const RowsWriter& rows,
+                                const uint32_t* first, bool* inserted) {
   // Which rows are new in this call, so that a duplicate of a new key is told from a key that another
   // thread inserted between the lookup and now. Row numbers from `first_new` on are; a row that was removed
   // before is remembered.
@@ -146,7 +146,7 @@ void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroups::Group&
   int64_t born = 0;
   // A row that is there already is only read.
   WriteGroup<true>(
-      time, group, false, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
+      time, group, false, [&](const Shard& shard) { first_new = shard.rows.high_water(); },
       [&](int64_t i) KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes, true>(rows.At(i), rows.bytes()); },
       [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
         char* const at = shard.rows.Row(row);

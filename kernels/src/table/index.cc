@@ -137,7 +137,9 @@ void BucketIndex::Reserve(size_t keys) {
     throw Error(ErrorCode::kResourceExhausted,
                 "One shard of a table was to index " + std::to_string(keys) + " keys. Partition the table.");
   }
-  Rebuild(std::max(kMinBuckets, static_cast<uint32_t>(buckets)));
+  const uint32_t wanted = std::max(kMinBuckets, static_cast<uint32_t>(buckets));
+  slots_->Prepare(size_t{wanted} * sizeof(Bucket));
+  Rebuild(wanted);
 }
 
 void BucketIndex::MakeRoom(uint32_t row) {
@@ -150,26 +152,22 @@ void BucketIndex::MakeRoom(uint32_t row) {
 // Old buckets come in the order of hashes, and BucketOf keeps that order: both arrays are walked front to
 // back, at the speed of a copy.
 void BucketIndex::Rebuild(uint32_t new_buckets) {
-  // Where the memory would end in the second half of a huge page, the index takes the rest of it, too.
-  constexpr uint32_t kPageBuckets = kHugePage / sizeof(Bucket);
-  const uint32_t rest = new_buckets % kPageBuckets;
-  if (huge_pages_ && rest >= kPageBuckets / 2) new_buckets += kPageBuckets - rest;
-  BucketIndex next(huge_pages_);
-  next.memory_ = Region(static_cast<size_t>(new_buckets) * sizeof(Bucket),
-                        huge_pages_ ? Pages::kHuge : Pages::kOrdinary, "a table's index");
-  next.first_ = BucketRef(reinterpret_cast<Bucket*>(next.memory_.data()), RowBits(new_buckets));
-  next.num_buckets_ = new_buckets;
-  next.max_size_ = MaxKeys(new_buckets);
+  BucketIndex next(slots_, owner_);
+  next.memory_ = slots_->Take(owner_, size_t{new_buckets} * sizeof(Bucket));
+  next.num_buckets_ =
+      static_cast<uint32_t>(std::min<size_t>(next.memory_.bytes() / sizeof(Bucket), kMaxBuckets));
+  next.first_ = BucketRef(reinterpret_cast<Bucket*>(next.memory_.data()), RowBits(next.num_buckets_));
+  next.max_size_ = MaxKeys(next.num_buckets_);
   ForEach([&](uint64_t hash, uint32_t row, uint32_t) {
     next.far_.PrepareInsert();
     next.Insert(hash, row);
   });
   // Those that are stuck so soon are so because of their keys; to count anew would help little, unless they double.
-  next.most_stuck_ = 2 * next.stuck_ + new_buckets / 64 + 1;
+  next.most_stuck_ = 2 * next.stuck_ + next.num_buckets_ / 64 + 1;
   *this = std::move(next);
 }
 
-void BucketIndex::Clear() { *this = BucketIndex(huge_pages_); }
+void BucketIndex::Clear() { *this = BucketIndex(slots_, owner_); }
 
 int BucketIndex::MaxProbeLength() const {
   uint32_t longest = 0;

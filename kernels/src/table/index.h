@@ -3,10 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "base/always_inline.h"
 #include "base/hash.h"
-#include "memory/huge_pages.h"
+#include "memory/equal_slots.h"
+#include "memory/prefetch.h"
 #include "table/far_keys.h"
 
 namespace kvtable {
@@ -71,7 +74,8 @@ class BucketIndex {
   static constexpr uint32_t kNoRow = UINT32_MAX;
   static constexpr uint32_t kReach = 16;
 
-  explicit BucketIndex(bool huge_pages) : huge_pages_(huge_pages) {}
+  // The owner of this number takes its memory of `slots`.
+  BucketIndex(std::shared_ptr<EqualSlots> slots, int owner) : slots_(std::move(slots)), owner_(owner) {}
   BucketIndex(const BucketIndex&) = delete;
   BucketIndex& operator=(const BucketIndex&) = delete;
 
@@ -111,8 +115,10 @@ class BucketIndex {
   // Makes room for one more key with this row, so that the next Insert cannot fail: also for the bits of the row, of which
   // the rows of a RowStore, no more than there ever were keys, never have too many. Throws Error(kResourceExhausted).
   void PrepareInsert(uint32_t row) {
-    if (size_ >= max_size_ || uint64_t{row} << first_.row_shift() >> 40 != 0 || stuck_ > most_stuck_)
+    if (size_ >= max_size_ || uint64_t{row} << first_.row_shift() >> 40 != 0 || stuck_ > most_stuck_ ||
+        slots_->BehindOthers(memory_.bytes())) {
       MakeRoom(row);
+    }
     far_.PrepareInsert();
   }
 
@@ -124,15 +130,15 @@ class BucketIndex {
   // Asks for what Erase reads after the home, which is there by now.
   KVTABLE_ALWAYS_INLINE void PrefetchErase(uint64_t hash) const {
     const Bucket* const home = Home(hash).bucket();
-    __builtin_prefetch(home + (home->passed() > 0 ? 1 : 0), 1);
+    PrefetchToWrite(home + (home->passed() > 0 ? 1 : 0));
   }
 
-  // Makes room for `keys` keys in all.
+  // Makes room for `keys` keys in all; the owners of other slots are to do so, too.
   void Reserve(size_t keys);
   void Clear();
 
   size_t size() const { return size_; }
-  size_t bytes() const { return memory_.size() + far_.bytes(); }
+  size_t bytes() const { return memory_.bytes() + far_.bytes(); }
 
   // The most buckets that a search for a key in the index reads; far keys are one more.
   int MaxProbeLength() const;
@@ -194,12 +200,13 @@ class BucketIndex {
   BucketRef first_{&empty_bucket_, 0};
   uint32_t num_buckets_ = 1;
   FarKeys far_;
-  Region memory_;
+  std::shared_ptr<EqualSlots> slots_;
+  int owner_;
+  EqualSlots::Slot memory_;
   size_t size_ = 0;
   size_t max_size_ = 0;
   size_t stuck_ = 0;  // buckets that count no more who passes
   size_t most_stuck_ = 0;
-  bool huge_pages_;
 };
 
 }  // namespace kvtable

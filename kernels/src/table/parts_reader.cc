@@ -64,9 +64,11 @@ int64_t PartsReader::ReadKeys(const Key* keys, int64_t n, const RowsOut& out, co
     return shard.rows.Row(row);
   };
   const auto prefetch = [copy](const Shard&, const char* row) KVTABLE_ALWAYS_INLINE { copy.Prefetch(row); };
+  const WriteRequests requests = BestWriteRequests();
+  const int64_t ask_to = AskTo(out, copy.out_bytes(), n);
   const auto visit = [&](int64_t i, const Shard&, const char* row) {
-    if (out.where == nullptr && i + kOutputAhead < n) {
-      copy.PrefetchOut(out.rows + (i + kOutputAhead) * copy.out_bytes());
+    if (i + kOutputAhead < ask_to) {
+      copy.PrefetchOut(out.rows + (i + kOutputAhead) * copy.out_bytes(), requests.to_be_written);
     }
     if (row == nullptr) return leave(i);
     copy.Copy(out.rows + out.PlaceOf(i) * copy.out_bytes(), row);

@@ -19,9 +19,16 @@
 
 namespace kvtable {
 
-inline constexpr int64_t kRowsAhead = 32;   // rows of a lookup asked for before the one being copied
-inline constexpr int64_t kOutputAhead = 4;  // rows of the output asked for before the one being written
+inline constexpr int64_t kRowsAhead = 32;    // rows of a lookup asked for before the one being copied
+inline constexpr int64_t kOutputAhead = 16;  // rows of the output asked for before the one being written
 inline constexpr int64_t kLeastKeysPerTask = 2048;  // of a lookup
+
+// Up to which row the output of a lookup is asked for while it is written: to the `end`, or 0 where none is. One row behind
+// the other, the hardware foresees where they go, but on some CPUs not early enough to have the lines for writing when the
+// copy comes.
+inline int64_t AskTo(const RowsOut& out, int64_t row_bytes, int64_t end) {
+  return out.where == nullptr && row_bytes >= BestWriteRequests().in_order_from ? end : 0;
+}
 
 inline constexpr auto kToTheEnd = [](int64_t) { return true; };
 
@@ -195,14 +202,18 @@ int64_t ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t
                                  const RowsOut& out, bool* found, const GoOn& go_on, const Missed& missed,
                                  bool only_memory) const {
   int64_t read_to = begin;
+  const WriteRequests requests = BestWriteRequests();
   VisitRowCopy(out, value_type_, dim_, [&](const auto copy) {
+    const int64_t ask_to = AskTo(out, copy.out_bytes(), end);
     read_to = ReadRange(
         time, keys, begin, end, go_on, [](const Shard&) {},
-        [&out, copy](int64_t i, size_t number, const Shard& shard, uint32_t row)
+        [&out, copy, requests](int64_t i, size_t number, const Shard& shard, uint32_t row)
             KVTABLE_ALWAYS_INLINE -> const char* {
               const int64_t place = out.PlaceOf(i);
               // Scattered: the hardware foresees nothing of it.
-              if (out.where != nullptr) copy.PrefetchOut(out.rows + place * copy.out_bytes());
+              if (out.where != nullptr) {
+                copy.PrefetchOut(out.rows + place * copy.out_bytes(), requests.to_be_written);
+              }
               if (out.positions != nullptr) out.positions[place] = uint64_t{number} << 32 | row;
               return reinterpret_cast<const char*>(shard.rows.Find(row));
             },
@@ -210,10 +221,8 @@ int64_t ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t
         [&](int64_t i, const Shard&, const char* row) {
           if (found != nullptr) found[i] = row != nullptr;
           const int64_t place = out.PlaceOf(i);
-          // One behind the other: the hardware foresees where they go, but not early enough to have the lines
-          // for writing when the copy comes.
-          if (out.where == nullptr && i + kOutputAhead < end) {
-            copy.PrefetchOut(out.rows + (i + kOutputAhead) * copy.out_bytes());
+          if (i + kOutputAhead < ask_to) {
+            copy.PrefetchOut(out.rows + (i + kOutputAhead) * copy.out_bytes(), requests.to_be_written);
           }
           if (row != nullptr) {
             copy.Copy(out.rows + place * copy.out_bytes(), row);

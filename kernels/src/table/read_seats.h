@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "table/rw_spinlock.h"
+#include "threads/backoff.h"
 
 namespace kvtable {
 

@@ -54,7 +54,9 @@ struct SameRows {
 
   KVTABLE_ALWAYS_INLINE int64_t out_bytes() const { return kBytes != kAnyBytes ? kBytes : bytes; }
   KVTABLE_ALWAYS_INLINE void Prefetch(const char* row) const { PrefetchRow<kBytes>(row, bytes); }
-  KVTABLE_ALWAYS_INLINE void PrefetchOut(const char* to) const { PrefetchRow<kBytes, true>(to, bytes); }
+  KVTABLE_ALWAYS_INLINE void PrefetchOut(const char* to, bool to_be_written) const {
+    to_be_written ? PrefetchRow<kBytes, true>(to, bytes) : PrefetchRow<kBytes>(to, bytes);
+  }
   KVTABLE_ALWAYS_INLINE void Copy(char* to, const char* row) const { CopyRow<kBytes>(to, row, bytes); }
 };
 struct WidenedRows {
@@ -63,8 +65,8 @@ struct WidenedRows {
 
   KVTABLE_ALWAYS_INLINE int64_t out_bytes() const { return dim * int64_t{sizeof(float)}; }
   KVTABLE_ALWAYS_INLINE void Prefetch(const char* row) const { PrefetchRow<kAnyBytes>(row, out_bytes() / 2); }
-  KVTABLE_ALWAYS_INLINE void PrefetchOut(const char* to) const {
-    PrefetchRow<kAnyBytes, true>(to, out_bytes());
+  KVTABLE_ALWAYS_INLINE void PrefetchOut(const char* to, bool to_be_written) const {
+    to_be_written ? PrefetchRow<kAnyBytes, true>(to, out_bytes()) : PrefetchRow<kAnyBytes>(to, out_bytes());
   }
   KVTABLE_ALWAYS_INLINE void Copy(char* to, const char* row) const {
     widen(row, dim, reinterpret_cast<float*>(to));

@@ -18,11 +18,12 @@ namespace kvtable {
 
 // Everything but `size` is guarded by `lock`.
 struct alignas(64) Shard {
-  // `pages` are for the rows. With `cache`, these are where that has them.
+  // `slots` are for the index, `pages` for the rows. With `cache`, these are where that has them.
   Shard(ReadSeats* seats, int number, std::shared_ptr<const RowLayout> row_layout, bool huge_pages,
-        std::shared_ptr<SharedPages> pages, std::unique_ptr<RowCache> cache = nullptr)
+        std::shared_ptr<EqualSlots> slots, std::shared_ptr<SharedPages> pages,
+        std::unique_ptr<RowCache> cache = nullptr)
       : lock(seats, number),
-        index(huge_pages),
+        index(std::move(slots), number),
         rows(row_layout->row_bytes, huge_pages, std::move(pages), std::move(cache)),
         layout(std::move(row_layout)) {}
 

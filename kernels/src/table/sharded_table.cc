@@ -53,6 +53,7 @@ ShardedTable::ShardedTable(const TableOptions& options)
     shards /= 2;
   }
   while ((1 << shard_bits_) < shards) ++shard_bits_;
+  index_slots_ = std::make_shared<EqualSlots>(1 << shard_bits_, huge_pages_, "a table's index");
   row_pages_ = MakeRowPages();
   if (options.max_memory > 0) {
     spill_ = std::make_shared<SpillFile>(options.spill, options.name, options.max_memory, shards);
@@ -63,8 +64,8 @@ ShardedTable::ShardedTable(const TableOptions& options)
       cache = std::make_unique<RowCache>(spill_, layout_->row_bytes, options.max_memory / shards,
                                          options.huge_pages);
     }
-    shards_.push_back(
-        std::make_unique<Shard>(&seats_, i, layout_, options.huge_pages, row_pages_, std::move(cache)));
+    shards_.push_back(std::make_unique<Shard>(&seats_, i, layout_, options.huge_pages, index_slots_,
+                                              row_pages_, std::move(cache)));
   }
   if (options.capacity_hint > 0) Reserve(options.capacity_hint, Serial());
 }
@@ -80,7 +81,7 @@ MemoryUse ShardedTable::Memory() const {
     std::lock_guard<std::mutex> hold(state_mutex_);
     row_pages = row_pages_;
   }
-  use.slack_bytes = static_cast<int64_t>(row_pages->idle_bytes());
+  use.slack_bytes = static_cast<int64_t>(row_pages->idle_bytes() + index_slots_->idle_bytes());
   for (const auto& shard : shards_) {
     std::shared_lock<ShardLock> hold(shard->lock);
     const int64_t rows = shard->rows.live_rows();

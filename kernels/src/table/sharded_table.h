@@ -217,11 +217,6 @@ class ShardedTable : public Table, public RowsInPlace {
     return shard.layout->At(column.column, column.width, column.generation);
   }
 
-  // For WriteGroup: nothing is known of where rows are.
-  struct NoHint {
-    KVTABLE_ALWAYS_INLINE uint32_t operator()(int64_t) const { return BucketIndex::kNoRow; }
-  };
-
   std::shared_ptr<SharedPages> MakeRowPages() const;
   // In read_range.h.
   // Looks up keys[begin, end) block by block: check(shard) once for each shard of a block, which may throw;
@@ -258,32 +253,29 @@ class ShardedTable : public Table, public RowsInPlace {
                      bool* found, const GoOn& go_on, const Missed& missed, bool only_memory = false) const;
 
   // In write_groups.h.
-  // Calls write(group) for each, on the threads, beginning with those whose shards nobody is writing.
-  template <class Write>
-  void ForGroups(const ShardGroups& groups, ParallelFor& threads, const Write& write);
+  // Sorts keys by shard, and calls write(group) for each, on the threads, beginning with those whose shards nobody is
+  // writing.
+  template <class Key, class Write>
+  void ForGroups(ShardGroups<Key>& groups, ParallelFor& threads, const Write& write);
   // Finds or makes the row of each key of a group, under the shard's exclusive lock: check(shard) first,
-  // which may throw; prefetch_input(i) some steps ahead; write(shard, row, key, i, is_new) in the order of
-  // the batch. hint(i) is the number of the row where key i was seen last, or kNoRow. With `existing_only`
-  // keys without a row are left out, and the padding key is always. A row that has
+  // which may throw; prefetch_input(position) some steps ahead; write(shard, row, key, position, is_new) in
+  // the order of the batch. With `existing_only` keys without a row are left out, and the padding key is always. A row that has
   // expired is none: it is made anew.
   // The shard is told of each row before it is written; with kOnlyNew, of new ones, for others are only read.
   // Lets lookups in that wait for the shard, now and then, but with kOnlyNew: then check(shard) comes again.
-  template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
-  void WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                  const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
-                  const Write& write);
+  template <bool kOnlyNew, class Check, class PrefetchInput, class Write>
+  void WriteGroup(const BatchTime& time, const ShardGroup& group, bool existing_only, const Check& check,
+                  const PrefetchInput& prefetch_input, const Write& write);
   // Its first keys, under one lock: how many it came to.
-  template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
-  int64_t WriteTurn(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                    const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
-                    const Write& write);
+  template <bool kOnlyNew, class Check, class PrefetchInput, class Write>
+  int64_t WriteTurn(const BatchTime& time, const ShardGroup& group, bool existing_only, const Check& check,
+                    const PrefetchInput& prefetch_input, const Write& write);
   // The same with the lock in hand; of a table that spills, the rows of the group are in memory.
-  template <bool kOnlyNew, class Hint, class PrefetchInput, class Write>
-  int64_t WriteRows(const BatchTime& time, Shard* shard, const ShardGroups::Group& group, bool existing_only,
-                    const Hint& hint, const PrefetchInput& prefetch_input, const Write& write);
+  template <bool kOnlyNew, class PrefetchInput, class Write>
+  int64_t WriteRows(const BatchTime& time, Shard* shard, const ShardGroup& group, bool existing_only,
+                    const PrefetchInput& prefetch_input, const Write& write);
   // Has the rows of these keys in memory, and places for new ones where there may be any.
-  template <class Hint>
-  static void BringIn(Shard* shard, const ShardGroups::Group& group, bool existing_only, const Hint& hint);
+  static void BringIn(Shard* shard, const ShardGroup& group, bool existing_only);
   template <class Check, class PrefetchInput, class Write>
   void WriteBatch(const BatchTime& time, const void* keys, int64_t n, bool existing_only,
                   ParallelFor& threads, const Check& check, const PrefetchInput& prefetch_input,
@@ -300,7 +292,7 @@ class ShardedTable : public Table, public RowsInPlace {
   bool IsZero(const char* value) const;
   // The keys of one shard in a training step; their positions are those of their gradients. `offsets` are those of
   // value and slots in a row.
-  ApplyCounts ApplyGroup(const BatchTime& time, const ShardGroups::Group& group, const char* gradients,
+  ApplyCounts ApplyGroup(const BatchTime& time, const ShardGroup& group, const char* gradients,
                          const Update& update, const RowUpdater& updater, const std::vector<int64_t>& offsets,
                          Stamp stamp, const InitialValue& init);
   // Keeps the keys of `misses` that are admitted, and writes what the others give. `admitted` may be null; where
@@ -310,9 +302,8 @@ class ShardedTable : public Table, public RowsInPlace {
                        const RowsWriter& rows, const Insertion& insertion, const InitialValue& init,
                        AdmittedKeys* admitted, uint32_t* first, ParallelFor& threads) const;
   // The second half of GatherOrInsert: keys that the lookup missed. `first` may be null.
-  void InsertMissed(const BatchTime& time, const ShardGroups::Group& group, const InitialValue& init,
-                    Stamp stamp, const RowsOut& out, const RowsWriter& rows, const uint32_t* first,
-                    bool* inserted);
+  void InsertMissed(const BatchTime& time, const ShardGroup& group, const InitialValue& init, Stamp stamp,
+                    const RowsOut& out, const RowsWriter& rows, const uint32_t* first, bool* inserted);
   // The rows [begin, end) of a shard, those there are: how many of them went.
   int64_t EvictRows(const RowTest& test, int shard_number, uint32_t begin, uint32_t end);
 
@@ -354,6 +345,7 @@ class ShardedTable : public Table, public RowsInPlace {
   const std::optional<uint64_t> padding_key_;
   int shard_bits_ = 0;
   mutable ReadSeats seats_;
+  std::shared_ptr<EqualSlots> index_slots_;
   std::shared_ptr<SpillFile> spill_;  // null: all rows are in memory
   std::vector<std::unique_ptr<Shard>> shards_;
 

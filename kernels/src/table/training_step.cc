@@ -1,8 +1,8 @@
 // One step of an optimizer over a batch's rows.
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <memory>
+#include <numeric>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -21,80 +21,90 @@ namespace {
 
 }  // namespace
 
-ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::Group& group,
-                                     const char* gradients, const Update& update, const RowUpdater& updater,
+ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroup& group, const char* gradients,
+                                     const Update& update, const RowUpdater& updater,
                                      const std::vector<int64_t>& offsets, Stamp stamp,
                                      const InitialValue& init) {
-  const size_t n = static_cast<size_t>(group.count);
+  uint32_t n = static_cast<uint32_t>(group.count);
   const GradientSum sum(update, value_type_, dim_);
-  const int64_t bytes = sum.row_bytes();
-  const auto gradient_at = [&](uint32_t i) KVTABLE_ALWAYS_INLINE {
-    return gradients + int64_t{group.positions[i]} * bytes;
-  };
-
-  // Equal keys: `first` names each distinct key's first occurrence, `next` leads from one to the next.
-  Scratch<uint32_t> first(n);
-  Scratch<uint32_t> next(n);
-  uint32_t distinct = ChainEqualKeys(group.keys, static_cast<uint32_t>(n), first.data(), next.data());
-
   Scratch<uint64_t> summed(sum.bytes() / 8 + 1);
-  const auto sum_of = [&](uint32_t i) KVTABLE_ALWAYS_INLINE -> const void* {
-    if (next[i] == kNoMore && sum.same_type()) return gradient_at(i);
-    sum.Set(summed.data(), gradient_at(i));
-    for (uint32_t j = next[i]; j != kNoMore;) {
-      std::array<uint32_t, 64> some;
-      size_t count = 0;
-      for (; count < some.size() && j != kNoMore; j = next[j]) some[count++] = group.positions[j];
-      sum.Add(summed.data(), gradients, some.data(), static_cast<int64_t>(count));
-    }
-    return summed.data();
-  };
   ApplyCounts counts;
-  if (update.skip_nonfinite) {
-    uint32_t kept = 0;
-    for (uint32_t u = 0; u < distinct; ++u) {
-      if (sum.IsFinite(sum_of(first[u]))) first[kept++] = first[u];
+
+  // The gradients of different key u are those at positions[begins[u]] to positions[begins[u + 1] - 1].
+  Scratch<uint32_t> order(n);
+  Scratch<uint32_t> begins(size_t{n} + 2);
+  uint32_t distinct = OrderByKey(group.keys, n, order.data(), begins.data());
+  const bool as_it_came = distinct == n && sum.same_type() && !update.skip_nonfinite;
+  ShardGroup each = group;
+  Scratch<uint64_t> keys(as_it_came ? 0 : distinct);
+  Scratch<uint32_t> hints(as_it_came ? 0 : distinct);
+  Scratch<uint32_t> positions(as_it_came ? 0 : n);
+  if (!as_it_came) {
+    for (uint32_t k = 0; k < n; ++k) positions[k] = group.positions[order[k]];
+    if (update.skip_nonfinite) {
+      // What is kept moves together.
+      uint32_t kept = 0;
+      uint32_t to = 0;
+      for (uint32_t u = 0; u < distinct; ++u) {
+        const uint32_t begin = begins[u];
+        const uint32_t end = begins[u + 1];
+        if (!sum.IsFinite(sum.Of(gradients, positions.data(), n, begin, end, summed.data()))) continue;
+        begins[kept++] = to;
+        for (uint32_t k = begin; k < end; ++k, ++to) {
+          order[to] = order[k];
+          positions[to] = positions[k];
+        }
+      }
+      begins[kept] = to;
+      counts.skipped = distinct - kept;
+      distinct = kept;
+      n = to;
     }
-    counts.skipped = distinct - kept;
-    distinct = kept;
+    for (uint32_t u = 0; u < distinct; ++u) keys[u] = group.keys[order[begins[u]]];
+    if (group.hints != nullptr) {
+      for (uint32_t u = 0; u < distinct; ++u) hints[u] = group.hints[order[begins[u]]];
+      each.hints = hints.data();
+    }
+    each.keys = keys.data();
+    each.count = distinct;
   }
   if (distinct == 0) return counts;
-
-  Scratch<uint64_t> keys(distinct == n ? 0 : distinct);
-  if (distinct != n) {
-    for (uint32_t u = 0; u < distinct; ++u) keys[u] = group.keys[first[u]];
-  }
 
   Scratch<uint64_t> scratch(updater.scratch_bytes() / 8 + 1);
   std::vector<void*> columns(offsets.size());
   const auto prepare = [&](Shard& shard) {
     if (update.optimizer->zeroes_rows) shard.zeroed.Prepare(size_t{shard.rows.high_water()} + distinct);
   };
-  const auto prefetch_input = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    const uint32_t one = static_cast<uint32_t>(i);
-    PrefetchRow<kAnyBytes>(gradient_at(one), bytes);
-    if (next[one] != kNoMore) PrefetchRow<kAnyBytes>(gradient_at(next[one]), bytes);
+  const auto run = [&](const auto& prefetch_input, const auto& gradient_of) {
+    const auto write = [&](Shard& shard, uint32_t row, uint64_t key, uint32_t i, bool is_new) {
+      char* const at = shard.rows.Row(row);
+      if (is_new) {
+        init.Fill(key, at);
+        shard.layout->InitializeSlots(at);
+      }
+      for (size_t c = 0; c < columns.size(); ++c) columns[c] = at + offsets[c];
+      if (updater(columns.data(), gradient_of(i), key, scratch.data())) shard.zeroed.Mark(row);
+      StampRow(shard.rows.StampOf(row), stamp);
+      ++counts.updated;
+    };
+    WriteGroup<false>(time, each, stamp.existing_only, prepare, prefetch_input, write);
   };
-  const auto write = [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
-    char* const at = shard.rows.Row(row);
-    if (is_new) {
-      init.Fill(key, at);
-      shard.layout->InitializeSlots(at);
-    }
-    for (size_t c = 0; c < columns.size(); ++c) columns[c] = at + offsets[c];
-    if (updater(columns.data(), sum_of(static_cast<uint32_t>(i)), key, scratch.data())) {
-      shard.zeroed.Mark(row);
-    }
-    StampRow(shard.rows.StampOf(row), stamp);
-    ++counts.updated;
-  };
-  const ShardGroups::Group each{group.shard, distinct == n ? group.keys : keys.data(), first.data(),
-                                distinct};
-  if (group.hints == nullptr) {
-    WriteGroup<false>(time, each, stamp.existing_only, prepare, NoHint{}, prefetch_input, write);
+  if (as_it_came) {
+    const int64_t bytes = sum.row_bytes();
+    const auto gradient_at = [=](uint32_t position)
+                                 KVTABLE_ALWAYS_INLINE { return gradients + position * bytes; };
+    run([=](uint32_t position)
+            KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes>(gradient_at(position), bytes); },
+        gradient_at);
   } else {
-    const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE { return group.hints[i]; };
-    WriteGroup<false>(time, each, stamp.existing_only, prepare, hint, prefetch_input, write);
+    Scratch<uint32_t> numbers(distinct);
+    std::iota(numbers.data(), numbers.data() + distinct, 0);
+    each.positions = numbers.data();
+    sum.Ask(gradients, positions.data(), n);  // sums ask for those that follow
+    run([](uint32_t) {},
+        [&](uint32_t u) KVTABLE_ALWAYS_INLINE {
+          return sum.Of(gradients, positions.data(), n, begins[u], begins[u + 1], summed.data());
+        });
   }
   return counts;
 }
@@ -122,9 +132,9 @@ ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int
   std::atomic<int64_t> skipped{0};
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
-    const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads, positions,
-                             gradients.places);
-    ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
+    ShardGroups<Key> groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads.threads(),
+                            positions, gradients.places);
+    ForGroups(groups, threads, [&](const ShardGroup& group) {
       const ApplyCounts counts = ApplyGroup(time, group, static_cast<const char*>(gradients.rows), update,
                                             updater, offsets, stamp, *init);
       updated.fetch_add(counts.updated, std::memory_order_relaxed);

@@ -1,8 +1,6 @@
 // Writes of the keys of one shard: what batched writes are made of.
 #pragma once
 
-#include <sched.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -15,6 +13,8 @@
 #include "memory/scratch.h"
 #include "table/check_batch.h"
 #include "table/sharded_table.h"
+#include "threads/processors.h"
+#include "threads/run_phases.h"
 #include "threads/run_tasks.h"
 #include "values/elements.h"
 
@@ -31,14 +31,18 @@ inline void StampRow(RowStamp* row, Stamp stamp) {
 inline constexpr int64_t kKeysPerTurn = 256;  // that are written before lookups that wait are let in
 inline constexpr int64_t kKeysBroughtIn = 16 * kKeysPerTurn;  // from a file at a time
 
-template <class Write>
-void ShardedTable::ForGroups(const ShardGroups& groups, ParallelFor& threads, const Write& write) {
-  const int64_t count = groups.size();
+template <class Key, class Write>
+void ShardedTable::ForGroups(ShardGroups<Key>& groups, ParallelFor& threads, const Write& write) {
   static_assert(kMaxShards <= 64);
-  std::atomic<uint64_t> left{count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1};
+  std::atomic<uint64_t> left;
+  const auto place = [&] {
+    groups.Place();
+    const int count = groups.size();
+    left.store(count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1, std::memory_order_relaxed);
+  };
   const auto take = [&] {
-    // Threads begin at different groups: so they seldom want the same one, and each finds again what it wrote before.
-    const uint64_t first = static_cast<uint64_t>(sched_getcpu()) % static_cast<uint64_t>(count);
+    // Threads begin far from each other: so they seldom want the same one, and each finds again what it wrote before.
+    const uint64_t first = PlaceOfProcessor(static_cast<uint64_t>(groups.size()));
     for (;;) {
       const uint64_t open = left.load(std::memory_order_relaxed);
       const uint64_t later = open >> first << first;
@@ -53,24 +57,32 @@ void ShardedTable::ForGroups(const ShardGroups& groups, ParallelFor& threads, co
       if ((left.fetch_and(~taken, std::memory_order_relaxed) & taken) != 0) return __builtin_ctzll(taken);
     }
   };
-  RunTasks(threads, count, [&](int64_t) { write(groups[take()]); });
-}
-
-template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
-void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                              const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
-                              const Write& write) {
-  for (int64_t begin = 0; begin < group.count;) {
-    const ShardGroups::Group rest{group.shard, group.keys + begin, group.positions + begin,
-                                  group.count - begin};
-    begin += WriteTurn<kOnlyNew>(time, rest, existing_only, check, hint, prefetch_input, write);
+  const auto write_one = [&](int64_t) { write(groups[take()]); };
+  if (groups.parts() == 1) {
+    groups.Count(0);
+    place();
+    groups.Sort(0);
+    RunTasks(threads, groups.size(), write_one);
+  } else {
+    const auto parts = [&] { return groups.parts(); };
+    RunPhases(threads, int64_t{1} << shard_bits_, Phase{parts, [&](int64_t part) { groups.Count(part); }},
+              Phase{[] { return 1; }, [&](int64_t) { place(); }},
+              Phase{parts, [&](int64_t part) { groups.Sort(part); }},
+              Phase{[&] { return groups.size(); }, write_one});
   }
 }
 
-template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
-int64_t ShardedTable::WriteTurn(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
-                                const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
-                                const Write& write) {
+template <bool kOnlyNew, class Check, class PrefetchInput, class Write>
+void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroup& group, bool existing_only,
+                              const Check& check, const PrefetchInput& prefetch_input, const Write& write) {
+  for (int64_t begin = 0; begin < group.count;) {
+    begin += WriteTurn<kOnlyNew>(time, group.From(begin), existing_only, check, prefetch_input, write);
+  }
+}
+
+template <bool kOnlyNew, class Check, class PrefetchInput, class Write>
+int64_t ShardedTable::WriteTurn(const BatchTime& time, const ShardGroup& group, bool existing_only,
+                                const Check& check, const PrefetchInput& prefetch_input, const Write& write) {
   Shard& shard = *shards_[static_cast<size_t>(group.shard)];
   std::lock_guard<ShardLock> hold(shard.lock);
   check(shard);
@@ -78,28 +90,25 @@ int64_t ShardedTable::WriteTurn(const BatchTime& time, const ShardGroups::Group&
   // it brought in may go again: the next one begins with those that it has left.
   int64_t done = 0;
   while (done < group.count) {
-    ShardGroups::Group part{group.shard, group.keys + done, group.positions + done, group.count - done};
+    ShardGroup part = group.From(done);
     if (__builtin_expect(spill_ != nullptr, 0)) {
       part.count = std::min<int64_t>({part.count, kKeysBroughtIn, shard.rows.cache()->most_rows()});
-      BringIn(&shard, part, existing_only, hint);
+      BringIn(&shard, part, existing_only);
     }
-    const int64_t written =
-        WriteRows<kOnlyNew>(time, &shard, part, existing_only, hint, prefetch_input, write);
+    const int64_t written = WriteRows<kOnlyNew>(time, &shard, part, existing_only, prefetch_input, write);
     done += written;
     if (written < part.count || (!kOnlyNew && shard.lock.readers_wait())) break;
   }
   return done;
 }
 
-template <class Hint>
-void ShardedTable::BringIn(Shard* shard, const ShardGroups::Group& group, bool existing_only,
-                           const Hint& hint) {
+inline void ShardedTable::BringIn(Shard* shard, const ShardGroup& group, bool existing_only) {
   Scratch<uint32_t> there(static_cast<size_t>(group.count));
   size_t count = 0;
   const uint32_t known_rows = shard->rows.high_water();
   for (int64_t i = 0; i < group.count; ++i) {
     if (i + kAhead < group.count) {
-      const uint32_t next = hint(group.positions[i + kAhead]);
+      const uint32_t next = group.Hint(i + kAhead);
       if (next < known_rows) {
         __builtin_prefetch(shard->rows.StampOf(next));
       } else {
@@ -107,7 +116,7 @@ void ShardedTable::BringIn(Shard* shard, const ShardGroups::Group& group, bool e
       }
     }
     const uint64_t key = group.keys[i];
-    uint32_t row = hint(group.positions[i]);
+    uint32_t row = group.Hint(i);
     if (row >= known_rows || shard->rows.StampOf(row)->key != key || !shard->rows.IsLive(row)) {
       row = shard->index.Find(Mix64(key));
     }
@@ -117,46 +126,54 @@ void ShardedTable::BringIn(Shard* shard, const ShardGroups::Group& group, bool e
   shard->rows.cache()->BringIn(there.data(), count, more);
 }
 
-template <bool kOnlyNew, class Hint, class PrefetchInput, class Write>
+template <bool kOnlyNew, class PrefetchInput, class Write>
 KVTABLE_ALWAYS_INLINE inline int64_t ShardedTable::WriteRows(const BatchTime& time, Shard* of_group,
-                                                             const ShardGroups::Group& group,
-                                                             bool existing_only, const Hint& hint,
+                                                             const ShardGroup& group, bool existing_only,
                                                              const PrefetchInput& prefetch_input,
                                                              const Write& write) {
   Shard& shard = *of_group;
   const int64_t row_bytes = shard.rows.row_bytes();
   const uint32_t known_rows = shard.rows.high_water();
-  const auto has_hint = [&](int64_t i)
-                            KVTABLE_ALWAYS_INLINE { return hint(group.positions[i]) < known_rows; };
+  const auto has_hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE { return group.Hint(i) < known_rows; };
   const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
     if (!has_hint(i)) {
       __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])).bucket(), 1);
     } else {
-      shard.rows.PrefetchPlace(hint(group.positions[i]));
+      shard.rows.PrefetchPlace(group.Hint(i));
     }
   };
-  // Into the second-level cache: a core has few places for lines on their way to the first, which a row with its
-  // slots soon fills, and stands still until one is free.
-  constexpr int kSecondLevel = 2;
+  // Where a row is asked for to be written, the rest of a wide one goes to the second-level cache: more lines in the first,
+  // and lookups after an update take up to twice as long, which read neighbours of their rows then.
+  const WriteRequests requests = BestWriteRequests();
   const auto prefetch_row = [&](uint32_t row) KVTABLE_ALWAYS_INLINE {
     constexpr int64_t kMostBytes = 2048;  // the rest is foreseen by the hardware
+    constexpr int64_t kToFirstLevel = 256;
+    constexpr int kSecondLevel = 2;
     const char* const at = shard.rows.Row(row);
     const int64_t bytes = std::min(row_bytes, kMostBytes);
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 1, kSecondLevel);
-    __builtin_prefetch(at + bytes - 1, 1, kSecondLevel);
-    __builtin_prefetch(shard.rows.StampOf(row), 1, kSecondLevel);
+    const RowStamp* const stamp = shard.rows.StampOf(row);
+    int64_t b = 0;
+    if (requests.to_be_written) {
+      for (; b < std::min(bytes, kToFirstLevel); b += 64) PrefetchToWrite(at + b);
+      PrefetchToWrite(stamp);
+    } else {
+      __builtin_prefetch(stamp, 0, kSecondLevel);
+    }
+    for (; b < bytes; b += 64) __builtin_prefetch(at + b, 0, kSecondLevel);
+    __builtin_prefetch(at + bytes - 1, 0, kSecondLevel);
     shard.rows.PrefetchFrame(row);
   };
   // What is known of key i, at i modulo the size: its row, or kNoRow; then where the search goes on, or
   // null. A row that was found stays the key's: nobody else may remove it now.
-  std::array<uint32_t, kAhead> found;
-  std::array<BucketRef, kAhead> next;
+  const int64_t ahead = requests.ahead;
+  std::array<uint32_t, WriteRequests::kMostAhead> found;
+  std::array<BucketRef, WriteRequests::kMostAhead> next;
   const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    uint32_t& row = found[static_cast<size_t>(i % kAhead)];
-    BucketRef& on = next[static_cast<size_t>(i % kAhead)];
+    uint32_t& row = found[static_cast<size_t>(i % WriteRequests::kMostAhead)];
+    BucketRef& on = next[static_cast<size_t>(i % WriteRequests::kMostAhead)];
     on = {};
     if (has_hint(i)) {
-      row = hint(group.positions[i]);
+      row = group.Hint(i);
       prefetch_row(row);
     } else {
       const uint64_t hash = Mix64(group.keys[i]);
@@ -172,23 +189,23 @@ KVTABLE_ALWAYS_INLINE inline int64_t ShardedTable::WriteRows(const BatchTime& ti
     prefetch_input(group.positions[i]);
   };
   const auto search_on = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-    const BucketRef on = next[static_cast<size_t>(i % kAhead)];
+    const BucketRef on = next[static_cast<size_t>(i % WriteRequests::kMostAhead)];
     if (!on) return;
     const uint64_t hash = Mix64(group.keys[i]);
-    uint32_t& row = found[static_cast<size_t>(i % kAhead)];
+    uint32_t& row = found[static_cast<size_t>(i % WriteRequests::kMostAhead)];
     row = shard.index.FindFrom(hash, on, shard.index.Home(hash));
     if (row != BucketIndex::kNoRow) prefetch_row(row);
   };
   BucketRef first_bucket = shard.index.Home(0);
-  for (int64_t i = 0; i < std::min(2 * kAhead, group.count); ++i) prefetch_bucket(i);
-  for (int64_t i = 0; i < std::min(kAhead, group.count); ++i) search_home(i);
+  for (int64_t i = 0; i < std::min(2 * ahead, group.count); ++i) prefetch_bucket(i);
+  for (int64_t i = 0; i < std::min(ahead, group.count); ++i) search_home(i);
   for (int64_t i = 0; i < group.count; ++i) {
     if (!kOnlyNew && i > 0 && i % kKeysPerTurn == 0 && shard.lock.readers_wait()) return i;
-    if (i + 2 * kAhead < group.count) prefetch_bucket(i + 2 * kAhead);
-    if (i + kAhead / 2 < group.count) search_on(i + kAhead / 2);
+    if (i + 2 * ahead < group.count) prefetch_bucket(i + 2 * ahead);
+    if (i + ahead / 2 < group.count) search_on(i + ahead / 2);
     const uint64_t key = group.keys[i];
     bool is_new = false;
-    uint32_t row = found[static_cast<size_t>(i % kAhead)];
+    uint32_t row = found[static_cast<size_t>(i % WriteRequests::kMostAhead)];
     const bool still = row != BucketIndex::kNoRow &&
                        (!has_hint(i) || (shard.rows.StampOf(row)->key == key && shard.rows.IsLive(row)));
     const bool may_insert = !existing_only && padding_key_ != key;
@@ -200,7 +217,7 @@ KVTABLE_ALWAYS_INLINE inline int64_t ShardedTable::WriteRows(const BatchTime& ti
       row = may_insert ? Renew(group.shard, key, row) : BucketIndex::kNoRow;
       is_new = may_insert;
     }
-    if (i + kAhead < group.count) search_home(i + kAhead);  // takes the place of key i
+    if (i + ahead < group.count) search_home(i + ahead);  // may take the place of key i
     if (row == BucketIndex::kNoRow) continue;
     if (is_new || !kOnlyNew) shard.BeforeWrite(row, is_new);
     if (is_new && shard.index.Home(0) != first_bucket) {  // the index grew: its old buckets are gone
@@ -220,9 +237,9 @@ void ShardedTable::WriteBatch(const BatchTime& time, const void* keys, int64_t n
   AwaitOwnRoomAside();
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
-    const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
-    ForGroups(groups, threads, [&](const ShardGroups::Group& group) {
-      WriteGroup<false>(time, group, existing_only, check, NoHint{}, prefetch_input, write);
+    ShardGroups<Key> groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads.threads());
+    ForGroups(groups, threads, [&](const ShardGroup& group) {
+      WriteGroup<false>(time, group, existing_only, check, prefetch_input, write);
     });
   });
 }

@@ -16,22 +16,28 @@ struct VectorOf {
   typedef C Type __attribute__((vector_size(kBytes), aligned(alignof(C)), may_alias));
 };
 
-// The rows to be added up, as AddColumns asks for them.
+// The rows to be added up, as AddColumns asks for them. `Ask` asks memory for some bytes of a later row.
 template <class C>
 struct PointedRows {
   const char* const* rows;
   KVTABLE_ALWAYS_INLINE const C* operator()(int64_t i) const { return reinterpret_cast<const C*>(rows[i]); }
+  template <int kBytes>
+  KVTABLE_ALWAYS_INLINE void Ask(int64_t, int64_t) const {}
 };
 template <class C>
 struct IndexedRows {
-  static constexpr int64_t kAhead = 8;
   const C* rows;
-  const uint32_t* indices;
-  int64_t last;
+  const RowIndices& indices;
   int64_t dim;
   KVTABLE_ALWAYS_INLINE const C* operator()(int64_t i) const {
-    __builtin_prefetch(rows + int64_t{indices[std::min(i + kAhead, last)]} * dim);
-    return rows + int64_t{indices[i]} * dim;
+    return rows + int64_t{indices.indices[i]} * dim;
+  }
+  template <int kBytes>
+  KVTABLE_ALWAYS_INLINE void Ask(int64_t i, int64_t column) const {
+    const C* const at = (*this)(std::min(i + indices.ahead, indices.last)) + column;
+#pragma GCC unroll 4
+    for (int byte = 0; byte < kBytes; byte += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(at) + byte);
   }
 };
 
@@ -45,6 +51,7 @@ KVTABLE_ALWAYS_INLINE inline int64_t AddColumns(const Rows& rows, const C* weigh
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) sums[v] = fresh ? Vector{} : to[v];
   for (int64_t i = 0; i < n; ++i) {
+    rows.template Ask<kVectors * kBytes>(i, column);
     const Vector* const row = reinterpret_cast<const Vector*>(rows(i) + column);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sums[v] += kWeighted ? weights[i] * row[v] : row[v];
@@ -170,29 +177,29 @@ KVTABLE_ALWAYS_INLINE inline void AddAllAt(const C* row, const int64_t* places, 
 }
 
 // The functions of one instruction set. `attributes` may be empty.
-#define KVTABLE_ADD_ROWS(Set, attributes, kBytes)                                                           \
-  template <class C>                                                                                        \
-  struct Set {                                                                                              \
-    template <bool kWeighted>                                                                               \
-    attributes static void Add(const char* const* rows, const void* weights, int64_t n, int64_t dim,        \
-                               bool fresh, void* sum) {                                                     \
-      AddAll<C, kBytes, kWeighted>(PointedRows<C>{rows}, static_cast<const C*>(weights), n, dim, fresh,     \
-                                   static_cast<C*>(sum));                                                   \
-    }                                                                                                       \
-    attributes static void AddIndexed(const void* rows, const uint32_t* indices, int64_t n, int64_t dim,    \
-                                      void* sum) {                                                          \
-      const IndexedRows<C> typed{static_cast<const C*>(rows), indices, n - 1, dim};                         \
-      AddAll<C, kBytes, false>(typed, static_cast<const C*>(nullptr), n, dim, false, static_cast<C*>(sum)); \
-    }                                                                                                       \
-    attributes static void AddTo(const void* row, const uint32_t* numbers, int64_t n, int64_t dim,          \
-                                 uint32_t* begun, void* sums) {                                             \
-      AddAllTo<C, kBytes>(static_cast<const C*>(row), numbers, n, dim, begun, static_cast<C*>(sums));       \
-    }                                                                                                       \
-    attributes static void AddAt(const void* row, const int64_t* places, int64_t n, int64_t dim,            \
-                                 void* sums) {                                                              \
-      AddAllAt<C, kBytes>(static_cast<const C*>(row), places, n, dim, static_cast<C*>(sums));               \
-    }                                                                                                       \
-    static AddFunctions All() { return {Add<false>, Add<true>, AddIndexed, AddTo, AddAt}; }                 \
+#define KVTABLE_ADD_ROWS(Set, attributes, kBytes)                                                            \
+  template <class C>                                                                                         \
+  struct Set {                                                                                               \
+    template <bool kWeighted>                                                                                \
+    attributes static void Add(const char* const* rows, const void* weights, int64_t n, int64_t dim,         \
+                               bool fresh, void* sum) {                                                      \
+      AddAll<C, kBytes, kWeighted>(PointedRows<C>{rows}, static_cast<const C*>(weights), n, dim, fresh,      \
+                                   static_cast<C*>(sum));                                                    \
+    }                                                                                                        \
+    attributes static void AddIndexed(const void* rows, const RowIndices& indices, int64_t dim, void* sum) { \
+      const IndexedRows<C> typed{static_cast<const C*>(rows), indices, dim};                                 \
+      AddAll<C, kBytes, false>(typed, static_cast<const C*>(nullptr), indices.n, dim, false,                 \
+                               static_cast<C*>(sum));                                                        \
+    }                                                                                                        \
+    attributes static void AddTo(const void* row, const uint32_t* numbers, int64_t n, int64_t dim,           \
+                                 uint32_t* begun, void* sums) {                                              \
+      AddAllTo<C, kBytes>(static_cast<const C*>(row), numbers, n, dim, begun, static_cast<C*>(sums));        \
+    }                                                                                                        \
+    attributes static void AddAt(const void* row, const int64_t* places, int64_t n, int64_t dim,             \
+                                 void* sums) {                                                               \
+      AddAllAt<C, kBytes>(static_cast<const C*>(row), places, n, dim, static_cast<C*>(sums));                \
+    }                                                                                                        \
+    static AddFunctions All() { return {Add<false>, Add<true>, AddIndexed, AddTo, AddAt}; }                  \
   }
 
 struct AddFunctions {

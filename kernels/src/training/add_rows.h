@@ -14,8 +14,17 @@ using AddRows = void (*)(const char* const* rows, const void* weights, int64_t n
 
 AddRows BestAddRows(ValueType type, bool weighted);
 
+// Rows to be summed: indices[0] to indices[n - 1]. While one is, `ahead` further ones are asked for, up to that of
+// indices[last], which may lie behind them or be the one before them.
+struct RowIndices {
+  const uint32_t* indices;
+  int64_t n;
+  int64_t ahead;
+  int64_t last;
+};
+
 // sum += row indices[0] of `rows` (any number, dim), + row indices[1] + ..., one after the other. float or double.
-using AddIndexedRows = void (*)(const void* rows, const uint32_t* indices, int64_t n, int64_t dim, void* sum);
+using AddIndexedRows = void (*)(const void* rows, const RowIndices& indices, int64_t dim, void* sum);
 
 AddIndexedRows BestAddIndexedRows(bool is_double);
 

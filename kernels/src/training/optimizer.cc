@@ -127,9 +127,12 @@ bool RowUpdater::UpdateConverted(void* const* columns, const void* gradient, uin
   return zeroed;
 }
 
+constexpr int64_t kBytesAhead = 8192;
+
 GradientSum::GradientSum(const Update& update, ValueType value_type, int64_t dim) : dim_(dim) {
   const ValueType type = update.float32_gradients ? ValueType::kFloat32 : value_type;
   row_bytes_ = dim * SizeOf(type);
+  ahead_ = static_cast<uint32_t>(std::clamp<int64_t>(kBytesAhead / row_bytes_, 4, 32));
   same_type_ = type == ValueType::kFloat32 || type == ValueType::kFloat64;
   VisitValueType(type, [&](auto t) {
     using C = typename Element<decltype(t)>::Compute;

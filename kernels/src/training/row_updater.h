@@ -2,11 +2,13 @@
 // CPU at hand runs fastest.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "kvtable/optimizer.h"
+#include "memory/copy_rows.h"
 #include "training/add_rows.h"
 #include "values/row_conversion.h"
 
@@ -54,23 +56,42 @@ class GradientSum {
  public:
   GradientSum(const Update& update, ValueType value_type, int64_t dim);
 
-  // Whether gradient rows are of the compute type, so that one alone needs no conversion.
-  bool same_type() const { return same_type_; }
-  void Set(void* sum, const void* row) const {  // sum = row
-    same_type_ ? set_(row, dim_, sum) : conversion_.load(row, dim_, static_cast<float*>(sum));
+  // The sum of rows indices[begin] to indices[end - 1] of `rows`, one after the other: in `sum` (of bytes()), or where
+  // it lies already. Asks memory for rows of the next of the `n` indices, which are wanted next.
+  const void* Of(const char* rows, const uint32_t* indices, uint32_t n, uint32_t begin, uint32_t end,
+                 void* sum) const {
+    const char* const first = rows + int64_t{indices[begin]} * row_bytes_;
+    PrefetchRow<kAnyBytes>(rows + int64_t{indices[std::min(begin + ahead_, n - 1)]} * row_bytes_, row_bytes_);
+    if (end - begin == 1 && same_type_) return first;
+    Set(sum, first);
+    Add(rows, indices + begin + 1, end - begin - 1, n - begin - 2, sum);
+    return sum;
   }
-  // sum += row indices[0] of `rows` + row indices[1] + ..., one after the other.
-  void Add(void* sum, const char* rows, const uint32_t* indices, int64_t n) const {
-    if (same_type_) return add_(rows, indices, n, dim_, sum);
-    for (int64_t i = 0; i < n; ++i) {
-      conversion_.accumulate(rows + int64_t{indices[i]} * row_bytes_, dim_, static_cast<float*>(sum));
+  // Asks for the rows that the first calls of Of want.
+  void Ask(const char* rows, const uint32_t* indices, uint32_t n) const {
+    for (uint32_t i = 0; i < std::min(ahead_, n); ++i) {
+      PrefetchRow<kAnyBytes>(rows + int64_t{indices[i]} * row_bytes_, row_bytes_);
     }
   }
   bool IsFinite(const void* sum) const { return is_finite_(sum, dim_); }
   size_t bytes() const { return bytes_; }           // of a sum
   int64_t row_bytes() const { return row_bytes_; }  // of a gradient row
+  // Whether gradient rows are of the compute type, so that one alone needs no conversion.
+  bool same_type() const { return same_type_; }
+  void Set(void* sum, const void* row) const {  // sum = row
+    same_type_ ? set_(row, dim_, sum) : conversion_.load(row, dim_, static_cast<float*>(sum));
+  }
 
  private:
+  // sum += rows indices[0] to indices[n - 1]; indices[last] is the last that may be asked for.
+  void Add(const char* rows, const uint32_t* indices, uint32_t n, uint32_t last, void* sum) const {
+    if (same_type_) return add_(rows, {indices, n, ahead_, last}, dim_, sum);
+    for (uint32_t i = 0; i < n; ++i) {
+      PrefetchRow<kAnyBytes>(rows + int64_t{indices[std::min(i + ahead_, last)]} * row_bytes_, row_bytes_);
+      conversion_.accumulate(rows + int64_t{indices[i]} * row_bytes_, dim_, static_cast<float*>(sum));
+    }
+  }
+
   void (*set_)(const void* row, int64_t n, void* sum);
   AddIndexedRows add_;
   bool (*is_finite_)(const void*, int64_t);
@@ -78,6 +99,7 @@ class GradientSum {
   int64_t dim_;
   int64_t row_bytes_;
   size_t bytes_;
+  uint32_t ahead_;  // rows that are asked for before they are summed
   bool same_type_;
 };
 

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+import tfplugin
 import tfplugin.sok as sok
 
 MIXED = {
@@ -202,6 +203,34 @@ def test_a_distributed_optimizer_of_horovod_updates_the_dense_part(
         np.testing.assert_allclose(array, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("optimizers", [tf.keras.optimizers, tf_keras.optimizers], ids=["Keras 3", "tf_keras"])
+def test_a_table_that_each_rank_has_whole_gets_averaged_gradients_or_an_error(
+    optimizers: Any, hvd: Any, rank: int, size: int
+) -> None:
+    table = tfplugin.get_kv_variable("whole", 1, initializer=0.0)
+    optimizer = hvd.DistributedOptimizer(optimizers.SGD(1.0))
+
+    def loss() -> tf.Tensor:
+        return tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant([rank, 7], tf.int64)))
+
+    with tf.GradientTape() as tape:
+        value = loss()
+    pairs = [(tape.gradient(value, table), table)]
+    for apply in (optimizer.apply_gradients, tfplugin.OptimizerWrapper(optimizer).apply_gradients):
+        with pytest.raises(ValueError, match=r"'whole:0'.*this rank alone.*hvd.DistributedGradientTape"):
+            apply(pairs)
+    assert not table.sparse_read([0, 1, 7], training=False).numpy().any()
+    if hasattr(optimizer, "minimize"):  # tf_keras
+        optimizer.minimize(loss, [table])
+    else:  # what the error says
+        with tf.GradientTape() as tape:
+            value = loss()
+        gradients = hvd.DistributedGradientTape(tape).gradient(value, [table])
+        tfplugin.OptimizerWrapper(optimizers.SGD(1.0)).apply_gradients([(gradients[0], table)])
+    found = table.sparse_read([*range(size), 7], training=False).numpy()[:, 0]
+    np.testing.assert_allclose(found, [*[-1 / size] * size, -1.0], rtol=1e-6)
+
+
 def test_a_distributed_optimizer_of_horovod_updates_the_dense_part_of_a_graph(hvd: Any, rank: int, size: int) -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         v, dense = sok.DynamicVariable(2, "ones", name="v"), tf.compat.v1.get_variable("dense", initializer=[2.0, -1.0])
@@ -218,6 +247,83 @@ def test_a_distributed_optimizer_of_horovod_updates_the_dense_part_of_a_graph(hv
         got = session.run([dense, rows])
     for array, expected in zip(got, _after_one_step(size), strict=True):
         np.testing.assert_allclose(array, expected, atol=1e-6)
+
+
+def _with_other_rows(kind: str, rank: int, size: int) -> tuple[Any, tf.Variable, tf.Tensor, tf.GradientTape]:
+    """A variable of sok, a dense one, what was computed of both, and the tape that has seen it."""
+    v, dense = _variable(kind, 2 * size, size), tf.Variable([2.0, -1.0])
+    with tf.GradientTape() as tape:
+        pooled = sok.lookup_sparse(v, _ragged([[rank, 2 * size - 1]]), combiners="sum")
+        loss = tf.reduce_sum(pooled * dense)
+    return v, dense, loss, tape
+
+
+@pytest.mark.parametrize("kind", [*STATIC, "hbm"])
+def test_horovod_does_not_mix_up_rows_in_silence(kind: str, hvd: Any, rank: int, size: int) -> None:
+    v, dense, loss, tape = _with_other_rows(kind, rank, size)
+    for in_place in (False, True):
+        with pytest.raises(ValueError, match="has other rows on each rank, and a broadcast would"):
+            hvd.broadcast_variables([dense, v], 0, inplace=in_place)
+    with pytest.raises(ValueError, match=r"add up the gradients .*register_local_source"):
+        hvd.DistributedGradientTape(tape).gradient(loss, [v, dense])
+    hvd.broadcast_variables(sok.filter_variables([dense, v])[1], 0)
+
+    with tf.Graph().as_default():
+        v, dense = _variable(kind, 2 * size, size), tf.compat.v1.get_variable("dense", initializer=[2.0, -1.0])
+        with pytest.raises(ValueError, match="has other rows on each rank"):
+            hvd.broadcast_global_variables(0)
+        loss = tf.reduce_sum(sok.lookup_sparse(v, _ragged([[rank, 2]]), combiners="sum") * dense)
+        with pytest.raises(ValueError, match=r"add up the gradients .*register_local_var"):
+            hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5)).minimize(loss)
+
+
+@pytest.mark.parametrize(
+    "optimizers",
+    [tf.keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy],
+    ids=["keras", "tf_keras", "legacy"],
+)
+def test_slots_of_rows_are_not_broadcast_in_silence(optimizers: Any, hvd: Any, rank: int, size: int) -> None:
+    v, dense, loss, tape = _with_other_rows("distributed", rank, size)
+    optimizer = sok.OptimizerWrapper(optimizers.SGD(0.5, momentum=0.9))
+    optimizer.apply_gradients(zip(tape.gradient(loss, [v, dense]), [v, dense], strict=True))
+    slot = optimizer.get_slot(v, "momentum")
+    with pytest.raises(ValueError, match=f"of an optimizer for '{v.name}', has other rows on each rank"):
+        hvd.broadcast_variables([getattr(slot, "_value", slot)], 0)
+    of_dense = optimizer.get_slot(dense, "momentum")
+    hvd.broadcast_variables([getattr(of_dense, "_value", of_dense)], 0)
+
+
+@pytest.mark.parametrize("optimizers", [tf_keras.optimizers, tf_keras.optimizers.legacy], ids=["tf_keras", "legacy"])
+def test_fit_of_tf_keras_trains_a_static_variable_that_horovod_knows(
+    optimizers: Any, hvd: Any, rank: int, size: int
+) -> None:
+    import horovod.tensorflow.keras
+
+    class Rows(tf_keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = _variable("distributed", 4, size)
+
+        def call(self, ids: tf.Tensor) -> tf.Tensor:
+            return sok.lookup_sparse(self.table, tf.RaggedTensor.from_tensor(ids), combiners="sum")
+
+    ids = np.random.default_rng(0).integers(4, size=(2 * size, 3))
+    model = tf_keras.Sequential([Rows(), tf_keras.layers.Dense(1, kernel_initializer="ones")])
+    model(ids)
+    optimizer = horovod.tensorflow.keras.DistributedOptimizer(optimizers.SGD(0.1))
+    optimizer.register_local_var(model.layers[0].table)
+    model.compile(optimizer, "mse")
+    model.fit(ids[rank::size], np.zeros([2, 1]), batch_size=2, verbose=0)
+
+    alone = tf.Variable(np.full([4, 2], 0.25, np.float32))
+    dense = tf_keras.layers.Dense(1, kernel_initializer="ones")
+    dense.build([None, 2])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(dense(tf.reduce_sum(tf.nn.embedding_lookup(alone, ids), 1)) ** 2)
+    variables = [alone, *dense.trainable_variables]
+    optimizers.SGD(0.1).apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    np.testing.assert_allclose(model.layers[0].table, alone[rank::size], atol=1e-6)
+    np.testing.assert_allclose(model.layers[1].kernel, dense.kernel, atol=1e-6)
 
 
 def _after_one_step(size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import tensorflow as tf
 
 import tfplugin.sok as sok
 from tfplugin import ranks, shared_exchange
+from tfplugin.ops import raw
 
 Gather = Callable[[Any], list[Any]]
 
@@ -154,6 +158,43 @@ def test_derivatives_of_derivatives_go_through(weighted: bool, traced: bool, ran
     np.testing.assert_allclose(found[mine], expected[mine], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_derivatives_of_derivatives_by_weights(combiner: str, rank: int, size: int) -> None:
+    """Of weights by weights, and by rows, beside stock TensorFlow on all rows."""
+    numbers = np.random.default_rng(1).normal(size=[12, 3]).astype(np.float32)
+    table, mine = sok.DynamicVariable(3, name=f"by_weights_{combiner}"), np.arange(rank, 12, size)
+    sok.assign(table, mine, numbers[mine])
+    whole, weights = tf.Variable(numbers), tf.linspace(0.5, 2.0, 9)
+
+    def ids_of(one: int) -> tf.RaggedTensor:
+        return tf.RaggedTensor.from_row_lengths(np.random.default_rng([2, one]).integers(0, 12, 9), [4, 5])
+
+    def second(look_up: Callable[[tf.RaggedTensor], tf.Tensor], ids: tf.RaggedTensor, variable: Any) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(weights)
+            with tf.GradientTape() as inner:
+                inner.watch(weights)
+                loss = tf.reduce_sum(look_up(ids) ** 3)
+            loss = tf.nn.l2_loss(inner.gradient(loss, weights))
+        return outer.gradient(loss, [variable, weights])
+
+    def spread(ids: tf.RaggedTensor) -> tf.Tensor:
+        return sok.lookup_sparse(table, ids, ids.with_values(weights), combiner)
+
+    def dense(ids: tf.RaggedTensor) -> tf.Tensor:
+        total = tf.math.unsorted_segment_sum(tf.gather(whole, ids.values) * weights[:, None], ids.value_rowids(), 2)
+        power = tf.math.unsorted_segment_sum(weights if combiner == "mean" else weights**2, ids.value_rowids(), 2)
+        return total if combiner == "sum" else total / (power if combiner == "mean" else power**0.5)[:, None]
+
+    slices, of_weights = second(spread, ids_of(rank), table)
+    found = np.zeros_like(numbers)
+    np.add.at(found, np.asarray(slices.indices), np.asarray(slices.values))
+    expected = [second(dense, ids_of(one), whole) for one in range(size)]
+    np.testing.assert_allclose(of_weights, expected[rank][1], rtol=1e-4, atol=1e-4)
+    of_rows = sum(np.asarray(tf.convert_to_tensor(rows)) for rows, _ in expected)
+    np.testing.assert_allclose(found[mine], of_rows[mine], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_gradients_of_a_loop_go_through_however_its_iterations_are_run(nested: bool, rank: int, size: int) -> None:
     """TensorFlow runs those of a gradient side by side. One rank is slow in some of them, so that others are first."""
@@ -194,7 +235,9 @@ def test_gradients_of_a_loop_go_through_however_its_iterations_are_run(nested: b
         assert {key: row.tolist() for key, row in found.items()} == expected
 
 
-def test_a_rank_that_may_open_no_more_files_says_so_and_goes_on_once_it_may(rank: int, size: int) -> None:
+def test_a_rank_that_may_open_no_more_files_says_so_and_goes_on_once_it_may(
+    rank: int, size: int, gather: Gather
+) -> None:
     """Memory for more rows than before takes a new file on each rank, of which the last may open none."""
     narrow, wide = (sok.DynamicVariable(dim, "ones", name=f"of_files_{dim}") for dim in (2, 600))
     keys = tf.range(1000, dtype=tf.int64)
@@ -210,10 +253,104 @@ def test_a_rank_that_may_open_no_more_files_says_so_and_goes_on_once_it_may(rank
         error = failure.message
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        gather(None)  # files come that it may have again
     assert f"rank {size - 1}" in error
     assert "see ulimit -n" in error
     for _ in range(2):
         assert (sok.all2all_dense_embedding(wide, keys).numpy() == 1).all()
+
+
+@pytest.mark.parametrize("what", ["keys", "gradients"])
+def test_a_rank_that_has_no_memory_to_send_from_fails_on_all(what: str, rank: int, size: int, gather: Gather) -> None:
+    """The last rank may open no file. (Of rows see above.)"""
+    # More than there is in memory that was shared before.
+    table = sok.DynamicVariable(3_000 if what == "gradients" else 1, "ones", name=f"no_memory_{what}")
+    keys = tf.range(1_000, dtype=tf.int64)
+    many = keys if what == "gradients" else tf.range(1_000_000, dtype=tf.int64)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def forbid() -> None:
+        if rank == size - 1:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.all2all_dense_embedding(table, many))
+            if what == "gradients":
+                forbid()
+        tape.gradient(loss, table)
+
+    if what == "keys":
+        forbid()
+    try:
+        with pytest.raises(tf.errors.ResourceExhaustedError, match=rf"rank {size - 1}.*see ulimit -n"):
+            step()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        gather(None)  # files come that it may have again
+    assert (sok.all2all_dense_embedding(table, keys).numpy() == 1).all()
+
+
+def test_a_rank_that_cannot_map_what_others_send_fails_on_all(
+    rank: int, size: int, gather: Gather, tmp_path: Path
+) -> None:
+    """The last rank, which sends nothing, may open no file for the memory in which the others send."""
+    last = rank == size - 1
+    rows = 3_000_000  # more than there is in memory that was shared before
+    sent = tf.zeros([0 if last else rows, 2])
+    splits = tf.constant([0] * (size - 1) + [sent.shape[0]])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    (tmp_path / "files").touch()
+    may_open = gather(tmp_path / "files")[-1]
+    if last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        may_open.unlink()
+    while may_open.exists():  # nothing is sent before
+        time.sleep(0.002)
+    told = rf"exchange 'unmapped': rank {size - 1} cannot map what rank 0 sends: it has too many open files"
+    try:
+        with pytest.raises(tf.errors.ResourceExhaustedError, match=told):
+            ranks.current().alltoall(sent, splits, "unmapped")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        gather(None)  # files come that it may have again
+    got, came = ranks.current().alltoall(sent, splits, "unmapped")
+    assert got.shape == (rows * (size - 1) if last else 0, 2)
+    assert sum(came.numpy()) == got.shape[0]
+
+
+def test_a_fork_of_a_rank_is_told_that_it_has_no_exchange(rank: int, size: int, gather: Gather) -> None:
+    table, keys = sok.DynamicVariable(2, "ones", name="forked"), tf.constant([1, 2], tf.int64)
+    sok.all2all_dense_embedding(table, keys)
+    sent, splits = tf.zeros([size]), tf.ones([size], tf.int32)
+    calls: list[Callable[[], Any]] = [
+        lambda: sok.all2all_dense_embedding(table, keys),
+        lambda: tf.function(lambda: sok.all2all_dense_embedding(table, keys), autograph=False)(),
+        lambda: ranks.current().allgather(rank),
+        # What was made of the ranks before the fork.
+        lambda: raw.kv_shared_alltoall(sent, splits, exchange="forked", ranks=size),
+    ]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        wrong = 1
+        try:
+            said = [_error_of(call) for call in calls]
+            told = f"forked from rank {rank} and has no exchange with the other ranks"
+            wrong = 0 if all(told in one for one in said) and ranks.rank() == rank else print(said, flush=True) or 1
+        finally:
+            os._exit(wrong)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (sok.all2all_dense_embedding(table, keys).numpy() == 1).all()
+    assert gather(True) == [True] * size
+
+
+def _error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    return ""
 
 
 def test_graphs_that_differ_are_told(rank: int, gather: Gather) -> None:

@@ -80,6 +80,45 @@ def test_what_travels_in_16_bits_is_what_travels_in_32_but_for_its_rounding(
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize(("dtype", "wire"), [(tf.float32, tf.float16), (tf.float32, tf.bfloat16), (tf.bfloat16, None)])
+def test_gradients_of_what_is_read_twice_are_summed(
+    dtype: tf.DType, wire: tf.DType | None, traced: bool, rank: int, size: int
+) -> None:
+    """The second derivative by rows: both the rows and the gradient by the weights are of them."""
+    table = _tables(rank, size, dtype)[0]
+    ids, weights = (both[0] for both in _batch(rank, 0))
+
+    def step(wire: Any) -> Any:
+        values = weights.values
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(values)
+                rows = sok.lookup_sparse(table, ids, weights.with_values(values), "sum", wire_dtype=wire)
+                loss = tf.reduce_sum(tf.cast(rows, tf.float32) ** 2)
+            loss = tf.reduce_sum(inner.gradient(loss, values))
+        return outer.gradient(loss, table)
+
+    def of_rows(wire: Any) -> np.ndarray:
+        gradient = (tf.function(step, autograph=False) if traced else step)(wire)
+        rows = np.zeros([ROWS, 3])
+        np.add.at(rows, gradient.indices.numpy(), tf.cast(gradient.values, tf.float64).numpy())
+        return rows
+
+    if dtype == tf.float32:
+        found, expected = of_rows(wire), of_rows(None)
+    else:  # beside the same rows in 32 bits
+        found = of_rows(None)
+        table = _tables(rank, size)[0]
+        whole = tf.cast(np.random.default_rng(3).uniform(0.1, 2.0, [ROWS, 3]), tf.bfloat16)
+        keys = np.arange(rank, ROWS, size)
+        sok.assign(table, keys, tf.cast(tf.gather(whole, keys), tf.float32))
+        expected = of_rows(None)
+    assert expected.any()
+    # All that is rounded on the way is positive: rows, gradients of these, and their sums.
+    assert (np.abs(found - expected) <= 8 * ROUNDING[wire or dtype] * expected).all()
+
+
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
 def test_rows_of_other_types_travel_as_they_are(dtype: tf.DType, rank: int, size: int) -> None:
     tables = _tables(rank, size, dtype)

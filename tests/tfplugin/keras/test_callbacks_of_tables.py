@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 from kept_models import again, kept_pair, of
-from keras_pairs import assert_alike, batches, losses
+from keras_pairs import assert_alike, batches, losses, pair
 
 import tfplugin
 from tfplugin.optimizers import row_averages
@@ -221,6 +221,17 @@ def test_summary_says_what_lies_in_a_file(tmp_path):
     assert counts.file_rows > 10_000
     size = f"{counts.bytes / 2**20:,.2f} MB in memory, {counts.row_bytes / 1024:,.2f} KB of it rows"
     assert f"{size}; {counts.file_rows:,} rows in a file of {counts.file_bytes / 2**20:,.2f} MB" in _shown(model)
+
+
+def test_a_state_tree_would_lack_rows():
+    models = pair(tf.keras).compile(lambda: tf.keras.optimizers.SGD(0.1))
+    if not hasattr(models.dense, "get_state_tree"):
+        pytest.skip("this Keras has none")
+    tree = models.dense.get_state_tree(value_format="numpy_array")
+    models.dense.set_state_tree(tree)
+    for ask in (models.ours.get_state_tree, lambda: models.ours.set_state_tree(tree)):
+        with pytest.raises(ValueError, match=r"model 'ctr', which .*OrbaxCheckpoint saves, has no rows of .*'pair'"):
+            ask()
 
 
 def test_best_weights_and_files_would_lack_rows_that_no_layer_holds(both_kerases, tmp_path):

@@ -140,3 +140,12 @@ def test_tables_are_there_before_any_data(both_kerases, layers):
     assert layer.built and len(layer.weights) == 0
     generated = layers.Embedding(4)
     assert generated.table.name == f"{generated.name}:0"
+
+
+def test_a_layer_without_embeddings_tells_of_its_table(both_kerases, layers):
+    layer = layers.Embedding(4, name="rows")
+    with pytest.raises(AttributeError, match=r"^Layer 'rows' has no embeddings: its rows lie in its attribute table\."):
+        _ = layer.embeddings
+    with pytest.raises(AttributeError):
+        layer.embeddings = np.zeros((3, 4))
+    assert not hasattr(layer, "embeddings")

@@ -196,6 +196,40 @@ def test_inputs_of_functional_models(both_kerases, embedding):
         assert isinstance(model(kind(BAGS)), tf.RaggedTensor if kind is _ragged else tf.Tensor)
 
 
+def test_sparse_ids_for_a_dense_input(both_kerases, embedding):
+    keras = both_kerases
+    ids = keras.Input((None,), dtype="int64")
+    pooled, rows = embedding("mean"), embedding(mask_zero=True)
+    model = keras.Model(ids, [pooled(ids), rows(ids)])
+    copied = keras.models.clone_model(model)  # Keras 3 makes dense inputs of sparse ones there, too
+    copied.set_weights(model.get_weights())
+    for one in (model, copied, keras.Model(ids, model(ids))):
+        means, each = one(_sparse(BAGS))
+        _alike(means, _pooled(BAGS, "mean"))
+        _alike(each, rows(_sparse(BAGS)))
+    model.compile("sgd", "mse")
+    zeros = np.setdiff1d(pooled.table.export()[0], [0])
+    model.set_weights([zeros, ROWS[zeros], zeros, ROWS[zeros]])
+    targets = [tf.zeros([2, DIM]), tf.zeros([2, 3, DIM])]
+    model.fit(tf.data.Dataset.from_tensors((_sparse(BAGS[:2]), tuple(targets))), verbose=0)
+    assert int(pooled.table.size()) == len(zeros)  # 0 has no row
+
+
+def test_sparse_ids_that_keras_3_would_fill_are_refused():
+    for dtype, options, filler in (("int64", {}, "zeros"), ("string", {"key_dtype": "string"}, "empty strings")):
+        ids = keras.Input((None,), dtype=dtype, name="basket")
+        given = _sparse(BAGS)
+        given = given if dtype == "int64" else given.with_values(tf.strings.as_string(given.values))
+
+        def model(ids=ids, options=options, **padding):
+            rows = tfplugin.keras.Embedding(DIM, "mean", name="item", **options, **padding)(ids)
+            return keras.Model(ids, [ids[:, :1], rows])
+
+        with pytest.raises(TypeError, match=rf"'basket' .* layer 'item', is dense, .* fill it with {filler}"):
+            model()(given)
+        model(padding_id=0 if dtype == "int64" else "")(given)
+
+
 def test_float_ids_are_refused(both_kerases, embedding):
     keras, layer = both_kerases, embedding()
     message = r'got ids of float32: floats have lost .*keras\.Input\(shape, dtype="int64"\)'
@@ -354,6 +388,8 @@ def test_weights_with_the_splits_of_the_ids_are_not_compared(embedding):
         ({"dim": 3.5}, "must be 1 or more, got 3.5"),
         ({"combiner": 16}, "combiner must be None or one of .* no vocabulary: the first argument is the width"),
         ({"input_dim": 10}, "no argument input_dim: leave it out: a table has no vocabulary"),
+        ({"dim": None, "output_dim": 4}, "no argument output_dim: it is dim"),
+        ({"dim": None}, "the width of a row .* must be 1 or more, got None"),
         ({"embeddings_initializer": "zeros"}, "no argument embeddings_initializer: it is initializer"),
         ({"key_dtype": "float32"}, "key_dtype must be one of .*, got float32"),
         ({"initializer": "orthogonal"}, "Orthogonal.* makes the rows of a matrix orthogonal"),
@@ -373,7 +409,8 @@ def test_weights_with_the_splits_of_the_ids_are_not_compared(embedding):
 )
 def test_arguments_that_make_no_sense(layers, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        layers.Embedding(**{"dim": DIM, **options})
+        given = {"dim": DIM, **options}
+        layers.Embedding(**{name: value for name, value in given.items() if name != "dim" or value is not None})
 
 
 # ---- Floats where a model has integers -------------------------------------------------------------------------------

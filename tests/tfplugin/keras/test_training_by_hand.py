@@ -74,6 +74,30 @@ def test_what_keras_itself_asks_for_has_no_tables(both_kerases):
     models.ours.fit(*DATA[0], verbose=0)
 
 
+@pytest.mark.parametrize("scales", [False, True])
+def test_apply_without_variables_takes_those_of_build(scales):
+    keras = tf.keras
+    models = pair(keras, _embedding)
+    for model in models.models:
+        optimizer = keras.optimizers.Adam(0.05)
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if scales else optimizer
+        optimizer.build(model.trainable_variables)
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.reduce_mean((model(DATA[0][0], training=True) - DATA[0][1]) ** 2))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables))
+    assert_alike(models, DATA[0][0])
+
+
+def test_a_stateless_call_takes_the_trainable_variables():
+    model = pair(tf.keras, _embedding).ours
+    outputs, _ = model.stateless_call(model.trainable_variables, model.non_trainable_variables, DATA[0][0])
+    np.testing.assert_array_equal(outputs, model(DATA[0][0]))
+    layer = tfplugin.keras.Embedding(2, combiner="sum", initializer=1.0, name="stateless")
+    layer.build((None, 3))
+    rows, _ = layer.stateless_call(layer.trainable_variables, [], np.array([[7, 8]]), training=True)
+    assert rows.numpy().tolist() == [[2.0, 2.0]]
+
+
 def test_frozen_layers_and_those_with_an_optimizer_of_their_own(both_kerases):
     layers = tfplugin.tf_keras if both_kerases is tf_keras else tfplugin.keras
     frozen = layers.Embedding(2, trainable=False, name="frozen")

@@ -83,6 +83,45 @@ def test_optimizers_that_couple_the_rows_of_a_matrix_are_refused_at_compile(both
         pair(both_kerases).ours.compile(make(0.05), "mse")
 
 
+@pytest.mark.parametrize("name", ["MultiOptimizer", "ScheduleFreeAdamW"])
+def test_optimizers_that_are_not_for_rows_have_the_other_weights(name):
+    optimizers = tf.keras.optimizers
+    if not hasattr(optimizers, name):
+        pytest.skip(f"this Keras has no {name}")
+
+    def make():
+        if name == "ScheduleFreeAdamW":
+            return optimizers.ScheduleFreeAdamW(0.05)
+        return optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.SGD(0.05)))
+
+    models = pair(tf.keras)
+    with pytest.raises(ValueError, match=rf"Model 'ctr', key-value variable 'pair:0': {name} cannot update"):
+        models.ours.compile(make(), "mse")
+    with pytest.raises(ValueError, match=rf"{name} cannot update a key-value variable.* optimizer of its own"):
+        make().apply([tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([5], tf.int64))], [models.table])
+    models.embedding.optimizer = optimizers.Adam(0.05)
+    models.ours.compile(make(), "mse")
+    before, weights = models.rows()[0], models.ours.layers[-1].get_weights()[0]
+    models.ours.train_on_batch(*DATA[0])
+    assert (models.rows()[0] != before).all()
+    assert (models.ours.layers[-1].get_weights()[0] != weights).any()
+
+
+def test_slots_that_start_from_the_values_of_their_variables_are_an_error(both_kerases):
+    class Anchored(both_kerases.optimizers.SGD):
+        def build(self, variables):
+            super().build(variables)
+            for variable in variables:
+                if both_kerases is tf_keras:
+                    self.add_variable_from_reference(variable, "anchor", initial_value=variable)
+                else:
+                    self.add_variable_from_reference(variable, "anchor").assign(variable)
+
+    models = pair(both_kerases).compile(lambda: Anchored(0.05), run_eagerly=True)
+    with pytest.raises(ValueError, match=r"'pair/Anchored_rows' stands for rows.*start from a constant"):
+        models.ours.train_on_batch(*DATA[0])
+
+
 def test_averages_and_accumulation_at_once_are_refused_at_compile():
     keras = tf.keras
     with pytest.raises(ValueError, match=r"Model 'ctr', key-value variable 'pair:0': .*use_ema.*not both"):
@@ -105,6 +144,18 @@ def test_strategies_that_copy_variables_are_refused_at_compile(both_kerases, mak
     dense.add(layer)
     with pytest.raises(ValueError, match="'copied:0' cannot be made under MirroredStrategy"):
         dense.compile("adam", "mse")
+
+
+def test_an_optimizer_made_under_a_strategy_is_refused():
+    model = pair(tf.keras).ours
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        optimizer = tf.keras.optimizers.Adam()
+        with pytest.raises(ValueError, match="cannot be updated by an optimizer that was made under MirroredStrategy"):
+            model.compile("adam", "mse")
+    with pytest.raises(ValueError, match="cannot be updated by an optimizer that was made under MirroredStrategy"):
+        model.compile(optimizer, "mse")
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        model.compile("adam", "mse")
 
 
 def test_one_device_strategy(both_kerases):

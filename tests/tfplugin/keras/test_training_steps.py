@@ -259,6 +259,44 @@ def test_two_optimizers_for_two_parts_of_a_model(both_kerases, make, rows_of):
     assert (rows_of(tables[1], IDS) == 0.5).all()
 
 
+@pytest.mark.parametrize("file", ["w.weights.h5", "m.keras"])
+def test_a_wide_and_deep_model_of_tf_keras_has_two_optimizers(tmp_path, file):
+    optimizers = tf_keras.optimizers
+
+    def wide_and_deep(embedding_of):
+        towers = []
+        for name in ("linear", "deep"):
+            tower = tf_keras.Sequential(
+                [tf_keras.Input((3,), dtype="int64"), embedding_of(name), tf_keras.layers.Flatten()]
+            )
+            tower.add(tf_keras.layers.Dense(1, kernel_initializer="ones"))
+            towers.append(tower)
+        model = tf_keras.experimental.WideDeepModel(*towers)
+        model.compile([optimizers.Ftrl(0.05), optimizers.Adam(0.05)], "mse")
+        return model
+
+    def ours():
+        return wide_and_deep(lambda name: tfplugin.tf_keras.Embedding(DIM, initializer=0.5, name=name))
+
+    start = tf_keras.initializers.Constant(0.5)
+    models = [ours(), wide_and_deep(lambda name: tf_keras.layers.Embedding(12, DIM, start, name=name))]
+    data = [((ids, ids), labels) for ids, labels in DATA[:2]]
+    np.testing.assert_allclose(*([*losses(model, data)] for model in models), rtol=1e-5)
+    model = models[0]
+    if file == "m.keras":  # Keras gives no such model the state of its optimizers back
+        model.save(tmp_path / file)
+        with pytest.warns(UserWarning, match="not restored the state of optimizer Ftrl and Adam"):
+            again = tf_keras.models.load_model(tmp_path / file)
+        assert again.dnn_model.layers[0].table.slot_names() == set()
+        np.testing.assert_array_equal(again.predict(data[0][0], verbose=0), model.predict(data[0][0], verbose=0))
+        return
+    model.save_weights(tmp_path / file)
+    again = ours()
+    list(losses(again, data[:1]))
+    again.load_weights(tmp_path / file)
+    np.testing.assert_array_equal(*([*losses(one, data)] for one in (again, model)))
+
+
 def test_a_train_step_that_updates_a_table_twice_says_so(both_kerases, make):
     """Where nothing can be seen of that before: the step looks at values."""
     keras = both_kerases

@@ -4,9 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tfplugin import ranks
 from tfplugin.dynamic_embedding.hvd_variable import check_size, spread, spread_lookup
 from tfplugin.dynamic_embedding.rank_part import RankPartCreator
+
+
+def _check_arguments(layer: str, with_unique: Any, with_secondary_unique: Any, mpi_size: Any, has_width: bool) -> None:
+    """In other layers the width comes first; here it comes after all of these, as in TFRA.
+
+    Raises:
+      TypeError: one of these looks like something else; there is no width.
+    """
+    if not (with_unique is None or isinstance(with_unique, (bool, np.bool_)) or with_unique in (0, 1)) or not has_width:
+        given = "" if isinstance(with_unique, (bool, np.bool_)) else f", and with_unique is {with_unique!r}"
+        missing = "" if has_width else "embedding_size is missing"
+        raise TypeError(
+            f"{layer}: {missing or 'with_unique must be True or False'}{given}. The positional arguments are "
+            "with_unique, with_secondary_unique, mpi_size, batch_size, and only then embedding_size: give the width of "
+            f"a row by name, {layer}(embedding_size=8)."
+        )
+    if not (with_secondary_unique is None or isinstance(with_secondary_unique, (bool, np.bool_))):
+        raise TypeError(
+            f"{layer}: with_secondary_unique must be True or False, got {with_secondary_unique!r}. Releases of TFRA "
+            "that do not have it take mpi_size in its place: give these arguments by name."
+        )
+    if isinstance(mpi_size, (bool, np.bool_)):
+        raise TypeError(f"{layer}: mpi_size must be a number of ranks or None, got {mpi_size!r}.")
 
 
 class HvdAllToAllLayer:
@@ -21,6 +46,8 @@ class HvdAllToAllLayer:
         *args: Any,
         **kwargs: Any,
     ) -> None:
+        has_width = bool(args) or "embedding_size" in kwargs
+        _check_arguments(type(self).__name__, with_unique, with_secondary_unique, mpi_size, has_width)
         world = ranks.found()
         check_size(mpi_size, type(self).__name__)
         size = world.size if mpi_size is None else mpi_size

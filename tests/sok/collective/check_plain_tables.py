@@ -1,0 +1,67 @@
+"""Plain tables on several ranks: each rank has all rows, which Horovod keeps equal as it does dense variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfplugin
+import tfplugin.sok as sok
+
+KEYS = [3, -1, 2**40, 5]
+
+
+def _keys(rank: int) -> list[int]:
+    """Of this rank: two that all have, the first of them twice, and one of its own."""
+    return [*KEYS[:2], KEYS[0], KEYS[2 + rank % 2]]
+
+
+def _taped(table: Any, rank: int) -> tuple[tf.Tensor, tf.GradientTape]:
+    with tf.GradientTape() as tape:
+        loss = (rank + 1.0) * tf.reduce_sum(tf.nn.embedding_lookup(table, _keys(rank)))
+    return loss, tape
+
+
+@pytest.mark.parametrize("partitioner", [None, tf.compat.v1.fixed_size_partitioner(2)])
+def test_an_update_in_the_backward_pass_of_each_rank_alone_is_an_error(
+    hvd: Any, rank: int, size: int, gather: Callable[[Any], list[Any]], partitioner: Any
+) -> None:
+    table = tfplugin.get_kv_variable(f"alone_{partitioner is None}", 2, initializer=0.0, partitioner=partitioner)
+    parts = table.as_list() if partitioner else [table]
+    updates = tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(1.0))
+    loss, tape = _taped(table, rank)
+    with pytest.raises(ValueError, match=r"'alone_.* by the gradients of this rank alone: .* tfplugin.sok.Dynamic"):
+        hvd.DistributedGradientTape(tape).gradient(loss, parts)
+    assert not table.sparse_read(KEYS, training=False).numpy().any()
+
+    updates.undo()  # the way out that the error names
+    loss, tape = _taped(table, rank)
+    gradients = hvd.DistributedGradientTape(tape).gradient(loss, parts)
+    tfplugin.OptimizerWrapper(tf.keras.optimizers.SGD(1.0)).apply_gradients(zip(gradients, parts, strict=True))
+    expected = np.zeros([len(KEYS)])
+    for one in range(size):
+        for key in _keys(one):
+            expected[KEYS.index(key)] -= (one + 1.0) / size
+    rows = table.sparse_read(KEYS, training=False).numpy()
+    np.testing.assert_allclose(rows, np.stack([expected, expected], 1), rtol=1e-6)
+    assert all((others == rows).all() for others in gather(rows))
+
+
+def test_a_table_that_is_spread_over_the_ranks_is_updated_in_the_backward_pass(rank: int, size: int) -> None:
+    sok.init()
+    table = sok.DynamicVariable(2, "zeros", name="spread")
+    tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(1.0))
+    with tf.GradientTape() as tape:
+        rows = sok.all2all_dense_embedding(table, tf.constant(_keys(rank), tf.int64))
+        loss = (rank + 1.0) * tf.reduce_sum(rows)
+    tape.gradient(loss, table)
+    expected = np.zeros([len(KEYS)])
+    for one in range(size):
+        for key in _keys(one):
+            expected[KEYS.index(key)] -= one + 1.0
+    after = sok.all2all_dense_embedding(table, tf.constant(KEYS, tf.int64), training=False)
+    np.testing.assert_allclose(after, np.stack([expected, expected], 1), rtol=1e-6)

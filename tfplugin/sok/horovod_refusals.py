@@ -1,0 +1,90 @@
+"""Errors where Horovod would take the rows of a rank for a copy of what all ranks have.
+
+Horovod makes variables equal on all ranks, or their gradients. Of a variable of sok each rank has other rows, under the
+same local numbers: they would be written over, or trained by gradients of others, without a word.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tfplugin import ranks
+from tfplugin.sok.distributed_variable import ShardedVariable
+from tfplugin.sok.optimizer_slots import slots_of
+from tfplugin.sok.variables import is_model_parallel
+from tfplugin.wrapped_method import wrap_method
+
+_installed = False
+
+
+def install() -> None:
+    """Has Horovod's broadcasts of variables, and averages of gradients, look at the variables first."""
+    global _installed
+    horovod = sys.modules.get("horovod.tensorflow")
+    if _installed or horovod is None or ranks.size() == 1:
+        return
+    _installed = True
+    wrap_method(horovod.functions, "_make_broadcast_group_fn", _checking_broadcasts)
+    wrap_method(horovod.functions, "_make_inplace_broadcast_group_fn", _checking_broadcasts_in_place)
+    wrap_method(horovod, "_make_cached_allreduce_grads_fn", _checking_gradients)
+
+
+def note_slots(optimizer: Any, variable: ShardedVariable) -> None:
+    """Has broadcasts know what an optimizer keeps for this rank's rows."""
+    for slot in slots_of(optimizer, variable).values():
+        held = getattr(slot, "_value", slot)  # of Keras 3
+        held._slot_of_ranks_rows = variable.name
+
+
+def _checking_broadcasts(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    broadcast = make(*args, **kwargs)
+
+    def checked(variables: Any, *args: Any, **kwargs: Any) -> Any:
+        variables = list(variables)
+        _refuse_broadcast(variables)
+        return broadcast(variables, *args, **kwargs)
+
+    return checked
+
+
+def _checking_broadcasts_in_place(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    broadcast = make(*args, **kwargs)
+
+    def checked(lists: Any, *args: Any, **kwargs: Any) -> Any:
+        lists = [list(variables) for variables in lists]
+        _refuse_broadcast(variable for variables in lists for variable in variables)
+        return broadcast(lists, *args, **kwargs)
+
+    return checked
+
+
+def _refuse_broadcast(variables: Iterable[Any]) -> None:
+    for variable in variables:
+        of = variable.name if is_model_parallel(variable) else getattr(variable, "_slot_of_ranks_rows", None)
+        if of is not None:
+            what = f"Variable '{of}'" if of == variable.name else f"'{variable.name}', of an optimizer for '{of}',"
+            raise ValueError(
+                f"{what} has other rows on each rank, and a broadcast would write those of one rank over the others'. "
+                "Broadcast dense variables only: hvd.broadcast_variables(sok.filter_variables("
+                "model.trainable_variables)[1], 0), in a graph those of tf.compat.v1.trainable_variables(). In "
+                "place of what is restored on rank 0 and broadcast, sok.Checkpoint restores on all ranks."
+            )
+
+
+def _checking_gradients(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    reduce_gradients = make(*args, **kwargs)
+
+    def checked(gradients: Any, variables: Any = None, *args: Any, **kwargs: Any) -> Any:
+        for variable in variables or ():
+            if is_model_parallel(variable):
+                raise ValueError(
+                    f"Variable '{variable.name}' has other rows on each rank, and Horovod would add up the gradients "
+                    "of rows that have nothing to do with each other. Tell it so: an hvd.DistributedGradientTape by "
+                    "tape.register_local_source(variable), an hvd.DistributedOptimizer by "
+                    "optimizer.register_local_var(variable)."
+                )
+        return reduce_gradients(gradients, variables, *args, **kwargs)
+
+    return checked
