@@ -8,7 +8,7 @@ losses and predictions are compared have every id of the vocabulary.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,15 @@ def assert_alike(models: Pair, ids: Any, bound: float = 1e-5) -> None:
     np.testing.assert_allclose(ours, dense, rtol=bound, atol=bound)
     ours, dense = models.rows()
     np.testing.assert_allclose(ours, dense, rtol=bound, atol=bound)
+
+
+def assert_same_losses(actual: Iterable[float], expected: Iterable[float]) -> None:
+    """That two models which hold the same train alike.
+
+    To the last bit they need not: a loaded model of tf_keras runs in a graph, where a matrix product and its bias are
+    one operation, which some processors round differently.
+    """
+    np.testing.assert_allclose(list(actual), list(expected), rtol=1e-5)
 
 
 def losses(model: Any, data: list[tuple[Any, ...]], **options: Any) -> Iterator[float]:
