@@ -74,7 +74,9 @@ def test_the_indexes_stand_beside_a_dense_gather_and_our_operation(run, module):
 def test_exports_stand_beside_cat(run):
     speed = result_of(run)["speed"]
     assert {"cat", "cat and sync", "export, hash", "export, perfect"} <= speed["sides"].keys()
-    assert all(one["beside"]["cat"] > 0 and one["peak_mebibytes"] > 0 for one in speed["sides"].values())
+    assert all(one["beside"]["cat"] > 0 for one in speed["sides"].values())
+    # Of a process as short as `cat` Linux may have counted no page yet.
+    assert all(one["peak_mebibytes"] > 0 for name, one in speed["sides"].items() if "cat" not in name)
     assert all(seconds > 0 for seconds in speed["tables"]["sides"].values())
 
 
