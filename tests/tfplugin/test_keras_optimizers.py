@@ -212,6 +212,20 @@ def test_two_optimizers_take_turns_in_eager_mode_and_functions(make, rows_of):
     assert rows_of(table, [5], "Adagrad_1.accumulator").tolist() == [[3]]
 
 
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("optimizer", [lambda: k3.RMSprop(), lambda: new.RMSprop(), lambda: k3.Lion(use_ema=True)])
+def test_a_batch_without_ids_by_the_optimizers_own_ops(make, optimizer, traced):
+    table, wrapper = make(), tfplugin.OptimizerWrapper(optimizer(), fused=False)
+
+    def step():
+        nothing = tf.IndexedSlices(tf.zeros([0, 4]), tf.zeros([0], tf.int64))
+        wrapper.apply_gradients([(nothing, table)])
+
+    (tf.function(step) if traced else step)()
+    assert int(table.size()) == 0
+    assert int(wrapper.iterations) == 1
+
+
 def test_refused_optimizers(make):
     table = make()
     gradient = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([5], tf.int64))
