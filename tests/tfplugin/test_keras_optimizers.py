@@ -167,7 +167,11 @@ def test_learning_rate_is_the_optimizers_own(make, rows_of):
 
 @pytest.mark.parametrize(
     ("optimizer", "name", "value", "expected"),
-    [(k3.SGD(1.0), "clipvalue", 0.25, 0.75), (new.SGD(0.5), "weight_decay", 1.0, 0.0), (legacy.SGD(1.0), "lr", 0.5, 0.5)],
+    [
+        (k3.SGD(1.0), "clipvalue", 0.25, 0.75),
+        (new.SGD(0.5), "weight_decay", 1.0, 0.0),
+        (legacy.SGD(1.0), "lr", 0.5, 0.5),
+    ],
     ids=["clipvalue", "weight_decay", "lr"],
 )
 def test_what_is_assigned_to_the_wrapper_is_the_optimizers_own(make, rows_of, optimizer, name, value, expected):
