@@ -521,6 +521,14 @@ def _given_weights(original: Callable[..., Any], optimizer: Any, *args: Any, **k
     return original(optimizer, *map(weights, args), **{name: weights(given) for name, given in kwargs.items()})
 
 
+def _exclude_from_weight_decay(
+    original: Callable[..., Any], optimizer: Any, var_list: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """``exclude_from_weight_decay`` of an optimizer: of a partitioned variable, of its parts."""
+    variables = None if var_list is None else [part for v in var_list for part in getattr(v, "_kv_parts", (v,))]
+    return original(optimizer, variables, *args, **kwargs)
+
+
 @tf.autograph.experimental.do_not_convert
 def _compute_gradients(
     original: Callable[..., Any], optimizer: Any, loss: Any, var_list: Any, *args: Any, **kwargs: Any
@@ -686,6 +694,8 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
             yield wrap_method(optimizer, "finalize_variable_values", _finalize)
         if "apply" in vars(optimizer):
             yield wrap_method(optimizer, "apply", _apply)
+        if "exclude_from_weight_decay" in vars(optimizer):
+            yield wrap_method(optimizer, "exclude_from_weight_decay", _exclude_from_weight_decay)
         for method in ("compute_gradients", "_compute_gradients"):
             if method in vars(optimizer):
                 yield wrap_method(optimizer, method, _compute_gradients)

@@ -181,6 +181,8 @@ def test_what_cannot_be_applied_in_the_pass(make):
     for optimizer, message in (
         (k3.Adafactor(), "'t:0': no fused kernel for Adafactor"),
         (k3.Adam(clipnorm=1.0), "Adam has clipnorm"),
+        (k3.Adam(loss_scale_factor=128.0), "Adam has loss_scale_factor"),
+        (tfplugin.OptimizerWrapper(k3.Adam(), fused=False), "leave fused=False out"),
         (k3.LossScaleOptimizer(k3.Adam()), "loss-scaling"),
         (tfplugin.OptimizerWrapper(k3.LossScaleOptimizer(k3.Adam())), "loss-scaling"),
         (legacy.Nadam(), "schedules of tf_keras.optimizers.legacy"),

@@ -206,6 +206,25 @@ def test_weight_decay_leaves_out_what_is_excluded(make, rows_of):
             assert got == [0.25, 0.5, 0.5], (optimizer, fused)
 
 
+@pytest.mark.parametrize("keras", [k3, new], ids=["keras3", "tf_keras"])
+def test_weight_decay_leaves_out_a_partitioned_variable(make, rows_of, keras):
+    table = make(partitioner=tf.compat.v1.fixed_size_partitioner(2), initializer=1.0, dim=1)
+    optimizer = keras.SGD(0.5, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay([table])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]))
+    optimizer.apply_gradients(zip(tape.gradient(loss, list(table)), table, strict=True))
+    assert rows_of(table, [1, 2]).tolist() == [[0.5], [0.5]]
+
+
+@pytest.mark.parametrize("keras", [k3, new, new.legacy], ids=["keras3", "tf_keras", "legacy"])
+def test_ftrl_names_a_learning_rate_of_zero(make, keras):
+    table = make()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="learning_rate = 0; expected more than 0"):
+        keras.Ftrl(0.0, beta=0.1).apply_gradients([(_slices([1], np.ones([1, 4], np.float32)), table)])
+    assert int(table.size()) == 0
+
+
 def test_lamb_takes_its_norms_per_row(make, rows_of):
     table = make(dim=2, initializer=1.0)
     table.upsert([1, 2], [[3.0, 4.0], [0.3, 0.4]])

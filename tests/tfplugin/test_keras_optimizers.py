@@ -165,6 +165,22 @@ def test_learning_rate_is_the_optimizers_own(make, rows_of):
     assert rows_of(table, [5]).tolist() == [[0.75]]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "name", "value", "expected"),
+    [
+        (k3.SGD(1.0), "clipvalue", 0.25, 0.75),
+        (new.SGD(0.5), "weight_decay", 1.0, 0.0),
+        (legacy.SGD(1.0), "lr", 0.5, 0.5),
+    ],
+    ids=["clipvalue", "weight_decay", "lr"],
+)
+def test_what_is_assigned_to_the_wrapper_is_the_optimizers_own(make, rows_of, optimizer, name, value, expected):
+    table, wrapper = make(dim=1, initializer=1.0), tfplugin.OptimizerWrapper(optimizer)
+    setattr(wrapper, name, value)
+    wrapper.apply_gradients([(tf.IndexedSlices(tf.ones([1, 1]), tf.constant([1], tf.int64)), table)])
+    assert rows_of(table, [1]).tolist() == [[expected]]
+
+
 def test_the_constraint_holds_after_each_step(make, rows_of):
     for name, optimizer in (("a", k3.SGD(1.0)), ("b", new.SGD(1.0)), ("c", legacy.SGD(1.0))):
         table = make(dim=1, name=name, initializer=1.0, constraint=lambda rows: tf.maximum(rows, 0.25))
@@ -210,6 +226,20 @@ def test_two_optimizers_take_turns_in_eager_mode_and_functions(make, rows_of):
     steps[1]()
     assert rows_of(table, [5], "Adagrad.accumulator").tolist() == [[3]]
     assert rows_of(table, [5], "Adagrad_1.accumulator").tolist() == [[3]]
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("optimizer", [lambda: k3.RMSprop(), lambda: new.RMSprop(), lambda: k3.Lion(use_ema=True)])
+def test_a_batch_without_ids_by_the_optimizers_own_ops(make, optimizer, traced):
+    table, wrapper = make(), tfplugin.OptimizerWrapper(optimizer(), fused=False)
+
+    def step():
+        nothing = tf.IndexedSlices(tf.zeros([0, 4]), tf.zeros([0], tf.int64))
+        wrapper.apply_gradients([(nothing, table)])
+
+    (tf.function(step) if traced else step)()
+    assert int(table.size()) == 0
+    assert int(wrapper.iterations) == 1
 
 
 def test_refused_optimizers(make):

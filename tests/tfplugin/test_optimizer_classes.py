@@ -163,6 +163,44 @@ def test_learning_rates_of_every_kind(make, rows_of):
     assert step(optimizer) == 0.0
 
 
+def test_penalties_that_a_schedule_lowers_are_a_warning(recwarn):
+    schedule = k3.schedules.CosineDecay(0.1, 10)
+    ours.GroupAdam(schedule)
+    ours.GroupAdam(0.1, l21_regularization_strength=0.1)
+    ours.GroupFtrl(schedule, l21_regularization_strength=0.1)
+    assert not recwarn
+    with pytest.warns(UserWarning, match="GroupAdam: l1 and l21 count per unit of learning rate.*come back"):
+        ours.GroupAdam(schedule, l21_regularization_strength=0.1)
+
+
+@pytest.mark.parametrize("cls", [ours.SGD, ours.GroupAdam])
+def test_a_learning_rate_that_a_function_was_traced_with_is_not_lost_in_silence(make, cls):
+    table, optimizer = make(name="t"), cls(0.5)
+
+    @tf.function
+    def step():
+        optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([1, 4]), tf.constant([5], tf.int64)), table)])
+
+    optimizer.learning_rate = 0.25
+    step()
+    with pytest.raises(ValueError, match=r"built with the learning rate 0\.25, and would go on with it.*tf\.Variable"):
+        optimizer.learning_rate = 0.125
+    assert optimizer.learning_rate == 0.25
+
+
+def test_a_variable_s_learning_rate_changes_what_was_traced(make, rows_of):
+    table, optimizer = make(name="t", dim=1, initializer=1.0), ours.SGD(tf.Variable(0.5))
+
+    @tf.function
+    def step():
+        optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([1, 1]), tf.constant([5], tf.int64)), table)])
+
+    step()
+    optimizer.learning_rate = 0.25
+    step()
+    assert rows_of(table, [5]).tolist() == [[0.25]]
+
+
 def _one_step(make, rows_of):
     names = itertools.count()
 
@@ -194,6 +232,13 @@ def test_a_schedule_is_given_the_global_step_or_else_iterations(make, rows_of):
         (lambda: ours.RectifiedAdam(warmup_proportion=2), "RectifiedAdam: warmup_proportion must be 0 to 1, got 2"),
         (lambda: ours.RectifiedAdam(total_steps=-1), "RectifiedAdam: total_steps must be 0 or more"),
         (lambda: ours.AdamW(weight_decay=float("inf")), "weight_decay must be 0 or more, got inf"),
+        (lambda: ours.Adam(np.float32("nan")), "learning_rate must be a finite number, got .*nan"),
+        (lambda: ours.Adam("0.1"), "Adam: learning_rate must be a number, got '0.1'"),
+        (lambda: ours.Adam(None), "Adam: learning_rate must be a number, got None"),
+        (lambda: ours.GroupAdam(l21_regularization_strength="1"), "GroupAdam: l21 must be a number, got '1'"),
+        (lambda: ours.GroupAdam(l21_regularization_strength=np.float32(-1)), "GroupAdam: l21 must be 0 or more"),
+        (lambda: ours.Ftrl(0.0), "Ftrl: learning_rate must be more than 0, got 0.0"),
+        (lambda: ours.GroupFtrl(-0.1), "GroupFtrl: learning_rate must be more than 0"),
     ],
 )
 def test_numbers_out_of_range(build, message):

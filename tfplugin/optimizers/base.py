@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
+import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as v1_optimizer
@@ -23,6 +27,7 @@ from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 # What a hyperparameter may be, in words and as a test.
 ANY = ("a finite number", lambda x: True)
+POSITIVE = ("more than 0", lambda x: x > 0)
 NON_NEGATIVE = ("0 or more", lambda x: x >= 0)
 NON_POSITIVE = ("0 or less", lambda x: x <= 0)
 FRACTION = ("at least 0 and less than 1", lambda x: 0 <= x < 1)
@@ -78,8 +83,9 @@ class FusedOptimizer(v1_optimizer.Optimizer):
         self._learning_rate = learning_rate
         self._hyperparameters: dict[str, Any] = {}
         self._set("weight_decay", weight_decay, NON_NEGATIVE)
-        if isinstance(learning_rate, (int, float)):
-            self._check("learning_rate", learning_rate, ANY)
+        self._check_if_number("learning_rate", learning_rate, self._rates)
+        #: Graphs, of functions among them, in which the learning rate is what it was when they were built.
+        self._built_with_rate: list[weakref.ref[tf.Graph]] = []
         self.kv_options = Options(skip_nonfinite=skip_nonfinite, stochastic_rounding=stochastic_rounding)
         self._global_step: Any = None
         self._of_this_step: dict[Any, Mapping[str, Number]] = {}
@@ -108,10 +114,12 @@ class FusedOptimizer(v1_optimizer.Optimizer):
     #: Whether the rule sees the gradient of a dense variable as that of one row.
     _whole = False
 
+    #: What the learning rate may be.
+    _rates: Any = ANY
+
     def _set(self, name: str, value: Any, allowed: Any) -> None:
         """Notes a hyperparameter of the rule."""
-        if isinstance(value, (int, float)):
-            self._check(name, value, allowed)
+        self._check_if_number(name, value, allowed)
         self._hyperparameters[name] = value
 
     def _plain_when_dense(
@@ -122,17 +130,30 @@ class FusedOptimizer(v1_optimizer.Optimizer):
             self._dense = rule, tuple(slot for slot in self._rule_slots if slot[0] in slots), without
 
     def _set_lambdas(self, l1: Any, l2: Any, l21: Any) -> None:
-        """Notes the penalties of the sparse group lasso."""
+        """Notes the penalties of the sparse group lasso, which the learning rate multiplies."""
+        if _takes_step(self._learning_rate) and not all(isinstance(x, (int, float)) and x == 0 for x in (l1, l21)):
+            warnings.warn(
+                f"{type(self).__name__}: l1 and l21 count per unit of learning rate, while a row keeps the sum of all "
+                "its steps. As a schedule lowers the rate, the penalties go with it, and rows that were zero come "
+                "back. Take a learning rate that stays, or GroupFtrl, whose penalties do not depend on it.",
+                stacklevel=4,
+            )
         for name, value in (("l1", l1), ("l2", l2), ("l21", l21)):
             self._set(name, value, NON_NEGATIVE)
 
     def _start(self, name: str, value: Any) -> float:
         """What an accumulator starts from."""
-        if isinstance(value, (int, float)):
-            self._check(name, value, NON_NEGATIVE)
+        self._check_if_number(name, value, NON_NEGATIVE)
         return float(value)
 
-    def _check(self, name: str, value: float, allowed: Any) -> None:
+    def _check_if_number(self, name: str, value: Any, allowed: Any) -> None:
+        """Checks what is known by now: a Tensor or a function may give anything."""
+        if value is None or isinstance(value, (str, bytes, list, tuple, dict)):
+            raise ValueError(f"{type(self).__name__}: {name} must be a number, got {value!r}.")
+        if isinstance(value, (int, float, np.generic)):
+            self._check(name, value, allowed)
+
+    def _check(self, name: str, value: Any, allowed: Any) -> None:
         words, test = allowed
         if not math.isfinite(value) or not test(value):
             raise ValueError(f"{type(self).__name__}: {name} must be {words}, got {value!r}.")
@@ -141,17 +162,29 @@ class FusedOptimizer(v1_optimizer.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """As it was given. Assigning a number assigns to a variable, if it is one."""
+        """As it was given. Assigning a number assigns to a variable, if it is one.
+
+        Raises:
+          ValueError: assigning in the place of anything but a variable, where a function or graph has been built with
+            it, which would go on with what it was.
+        """
         return self._learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        if isinstance(value, (int, float)):
-            self._check("learning_rate", value, ANY)
+        self._check_if_number("learning_rate", value, self._rates)
         if isinstance(self._learning_rate, tf.Variable) and not isinstance(value, tf.Variable) and not callable(value):
             self._learning_rate.assign(value)
-        else:
-            self._learning_rate = value
+            return
+        if any(graph() is not None for graph in self._built_with_rate):
+            gc.collect()  # of graphs that nobody can run
+        if any(graph() is not None for graph in self._built_with_rate):
+            raise ValueError(
+                f"{type(self).__name__}: a tf.function or a graph has been built with the learning rate "
+                f"{self._learning_rate!r}, and would go on with it. Give the optimizer a variable, "
+                "learning_rate=tf.Variable(0.1), and assign to that."
+            )
+        self._learning_rate = value
 
     @property
     def iterations(self) -> tf.Variable:
@@ -210,6 +243,8 @@ class FusedOptimizer(v1_optimizer.Optimizer):
 
     def _values_at(self, step: Number) -> Mapping[str, Number]:
         rate = self._learning_rate
+        if not tf.executing_eagerly():
+            self._built_with_rate.append(weakref.ref(tf.compat.v1.get_default_graph()))
         if callable(rate) and not tf.is_tensor(rate) and not isinstance(rate, tf.Variable):
             rate = rate(self._count(step)) if _takes_step(rate) else rate()
         values = {"learning_rate": given(rate)}

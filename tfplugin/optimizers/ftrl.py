@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfplugin.optimizers.base import NON_NEGATIVE, NON_POSITIVE, FusedOptimizer
+from tfplugin.optimizers.base import NON_NEGATIVE, NON_POSITIVE, POSITIVE, FusedOptimizer
 
 
 class FtrlFamily(FusedOptimizer):
     """What Ftrl and its group form share."""
+
+    _rates = POSITIVE  # they divide by it
 
     def __init__(
         self,
@@ -38,7 +40,8 @@ class Ftrl(FtrlFamily):
     https://dl.acm.org/citation.cfm?id=2488200. Slots: ``accum`` (n), ``linear`` (z).
 
     Args:
-      learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
+      learning_rate: more than 0, a schedule's first ones as well: the rule divides by it.
+      weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
       learning_rate_power: 0 or less.
       initial_accumulator_value: what n starts from, 0 or more.
       l1_regularization_strength, l2_regularization_strength: of the single elements, 0 or more.

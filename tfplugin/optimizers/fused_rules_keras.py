@@ -165,14 +165,13 @@ def _rmsprop(o: Any) -> FusedRule:
 
 def _ftrl(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
-        rate = number(_learning_rate(o, step))
         return {
-            "learning_rate": rate,
+            "learning_rate": _learning_rate(o, step),
             "learning_rate_power": given(o.learning_rate_power),
             "l1": given(o.l1_regularization_strength),
-            "l2": number(o.l2_regularization_strength) + number(o.beta) / (2 * rate),
+            "l2": given(o.l2_regularization_strength),
             "l2_shrinkage": given(o.l2_shrinkage_regularization_strength),
-            "beta": 0.0,
+            "beta": given(o.beta),
         }
 
     return FusedRule("ftrl", (("accumulator", float(o.initial_accumulator_value)), ("linear", 0.0)), hyperparameters)

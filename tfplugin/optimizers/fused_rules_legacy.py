@@ -121,15 +121,15 @@ def _rmsprop(o: Any) -> FusedRule:
 
 def _ftrl(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
-        values = _named(
+        return _named(
             step,
             learning_rate="lr_t",
             learning_rate_power="learning_rate_power",
             l1="l1_regularization_strength",
+            l2="l2_regularization_strength",
             l2_shrinkage="l2_shrinkage_regularization_strength",
+            beta="beta",
         )
-        l2, beta, rate = (number(step.coefficients[name]) for name in ("l2_regularization_strength", "beta", "lr_t"))
-        return values | {"l2": l2 + beta / (2 * rate), "beta": 0.0}
 
     return FusedRule("ftrl", (("accumulator", float(o._initial_accumulator_value)), ("linear", 0.0)), hyperparameters)
 

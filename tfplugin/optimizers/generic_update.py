@@ -184,6 +184,8 @@ class RowUpdate:
         """
         if not self.unique:
             self.keys, gradients = sum_equal_keys(self.keys, gradients)
+        if gradients.shape[0] == 0:  # Keras 3 adds two empty matrices as a matrix and a bias, which they are not
+            return None if tf.executing_eagerly() else tf.no_op()
         gradients = tf.cast(gradients, self.variable.dtype)
         with _outside_of_xla(), locked_updates(self.variable, after=gradients) as finish:
             self.bind(optimizer)

@@ -305,7 +305,8 @@ class GroupFtrl(FtrlFamily):
     2107.14432. Slots: ``accum``, ``linear``.
 
     Args:
-      learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
+      learning_rate: more than 0, a schedule's first ones as well: the rule divides by it.
+      weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
       learning_rate_power: 0 or less.
       initial_accumulator_value: what n starts from, 0 or more.
       l1_regularization_strength, l2_regularization_strength: of the single elements, 0 or more.

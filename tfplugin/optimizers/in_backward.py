@@ -167,6 +167,13 @@ def _check(variable: Any, optimizer: Any) -> Any:
     for name in (*clips, "gradient_transformers", "use_ema", "gradient_accumulation_steps"):
         if getattr(core, name, None):
             raise ValueError(f"{what}: {type(core).__name__} has {name}, which needs the whole gradient.")
+    if getattr(core, "loss_scale_factor", None):
+        raise ValueError(
+            f"{what}: {type(core).__name__} has loss_scale_factor, by which it divides gradients before it applies "
+            "them, and these are applied as they come. Leave it out, and take the gradients of the loss itself."
+        )
+    if not fused.options_of(core).fused:
+        raise ValueError(f"{what}: an update in the backward pass is fused; leave fused=False out.")
     rate = getattr(core, "_hyper", {}).get("learning_rate")
     if hasattr(core, "_create_all_weights") and (
         callable(rate) or getattr(core, "_initial_decay", 0) or type(core).__name__ == "Nadam"

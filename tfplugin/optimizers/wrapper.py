@@ -40,8 +40,8 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
     optimizer's own update runs on the rows that the step touched, with their slots. `explain` says which. Rows that a
     step does not touch stay as they are. The variables need not come all at once: the optimizer may be given others in
     another call, through the wrapper or directly. ``tf.compat.v1.train`` optimizers and those of `tfplugin.optimizers`
-    need no wrapper and work with one. Attributes that are not here are the optimizer's own (``learning_rate``,
-    ``iterations``).
+    need no wrapper and work with one. Attributes that are not here are the optimizer's own, to read and to assign
+    (``learning_rate``, ``weight_decay``, ``iterations``).
 
     Args:
       optimizer: of ``tf.keras.optimizers``, ``tf_keras.optimizers``, ``tf_keras.optimizers.legacy`` or
@@ -100,8 +100,9 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         return getattr(self.optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "learning_rate":
-            self.optimizer.learning_rate = value
+        ours = name.startswith("_") or name == "optimizer" or hasattr(type(self), name)
+        if not ours and hasattr(self.optimizer, name):
+            setattr(self.optimizer, name, value)
         else:
             super().__setattr__(name, value)
 
