@@ -13,6 +13,12 @@ from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.optimizers.fused import compute_dtype
 from tfplugin.optimizers.generic_update import RowUpdate, sum_equal_keys
+from tfplugin.own_keys import own_keys
+
+_OTHER_PARTS = (
+    "They come from a checkpoint of another number of parts, between two updates: restore it into that number, or one "
+    "that was saved after an update."
+)
 
 
 class AccumulatedRows(autotrackable.AutoTrackable):
@@ -72,6 +78,8 @@ class AccumulatedRows(autotrackable.AutoTrackable):
     def _gathered(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys and rows with those of this step, whose gradient is `rows`."""
         held, sums = self.held()
+        if self.variable.ranks == 1:
+            held = own_keys(self.variable, held, "waiting gradients (gradient_accumulation_steps)", _OTHER_PARTS)
         keys = tf.concat([held, self.came], 0)
         return sum_equal_keys(keys, tf.concat([sums, tf.cast(rows, self.rows.dtype)], 0))
 
