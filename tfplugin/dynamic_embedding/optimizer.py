@@ -289,6 +289,11 @@ class _TrainsKeras(_Trains):
         """One step: gradients of `loss` (a function, or a Tensor with its `tape`), then `apply_gradients`."""
         return self._de_wrapper.minimize(loss, var_list, tape, **kwargs)
 
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """As of the optimizer, by which ``fit`` ends: with ``use_ema``, dense variables and rows become their averages."""
+        dense = [variable for variable in var_list if not isinstance(variable, TrainableWrapper)]
+        super().finalize_variable_values(dense)  # type: ignore[misc]
+
     # ---- In the file of a model --------------------------------------------------------------------------------------
 
     def save_own_variables(self, store: Any) -> None:
