@@ -290,7 +290,7 @@ class _TrainsKeras(_Trains):
         return self._de_wrapper.minimize(loss, var_list, tape, **kwargs)
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """As of the optimizer, by which ``fit`` ends: with ``use_ema``, dense variables and rows become their averages."""
+        """As of the optimizer, by which ``fit`` ends: with ``use_ema`` weights and rows become their averages."""
         dense = [variable for variable in var_list if not isinstance(variable, TrainableWrapper)]
         super().finalize_variable_values(dense)  # type: ignore[misc]
 
