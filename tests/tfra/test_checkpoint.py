@@ -349,3 +349,43 @@ def test_a_checkpoint_is_restored_in_a_graph(tmp_path, before, after, partitione
         tf.train.Checkpoint(v=again).restore(path).run_restore_ops(session)
         assert by_key(session.run(again.export())) == EXPECTED
         assert by_key(session.run(again.restrict_policy.status.export())) == expected
+
+
+class _SavedByTfra(tf.train.Checkpoint):
+    """An optimizer of tf_keras as TFRA saves it: its lists have slots of a table before those of a dense variable."""
+
+    def __init__(self, slots, table, dense):
+        super().__init__()
+        self._variables = [tf.Variable(7, dtype=tf.int64, name="iteration")]
+        self._learning_rate = tf.Variable(0.0, name="learning_rate")
+        for number, slot in enumerate(slots):
+            rows = tf.Variable(tf.zeros([0, 2]), name=f"Adam/{table}/{slot}")
+            kept = tf.Variable(tf.fill([3], number + 1.0), name=f"Adam/{slot}/{dense}")
+            setattr(self, f"_of_{slot}", [rows, kept])
+            of_table = tf.train.Checkpoint()
+            of_table._track_trackable(tf.train.Checkpoint(), f"tables_of_{table}/{slot}")
+            self._track_trackable(of_table, f"{table}/{slot}")
+        for i in range(2):
+            self._variables += [getattr(self, f"_of_{slot}")[i] for slot in slots]
+
+
+@pytest.mark.parametrize("built", [False, True], ids=["before the first step", "after it"])
+def test_slots_of_dense_variables_are_found_beside_those_of_tables_in_a_checkpoint_of_tfra(name, tmp_path, built):
+    saved = _SavedByTfra(["m", "v"], f"{name}/look", "dense")
+    path = tf.train.Checkpoint(optimizer=saved).save(str(tmp_path / "theirs"))
+    v, dense = de.Variable(dim=2, name=name), tf.Variable(tf.zeros([3]), name="dense")
+    optimizer = de.DynamicEmbeddingOptimizer(tf_keras.optimizers.Adam(0.0))
+
+    def step():
+        ids = tf.constant([1], tf.int64)
+        loss = lambda: tf.reduce_sum(de.embedding_lookup(v, ids, name="look")) + tf.reduce_sum(dense)  # noqa: E731
+        optimizer.minimize(loss, var_list=[v.get_trainable_by_name("look"), dense])
+
+    if built:
+        step()
+    tf.train.Checkpoint(optimizer=optimizer).restore(path).assert_existing_objects_matched()
+    step()
+    assert int(optimizer.iterations) == 8
+    m, square = (np.asarray(variable) for variable in optimizer.variables[-2:])
+    np.testing.assert_allclose(m, [0.9 * 1 + 0.1] * 3, rtol=1e-6)
+    np.testing.assert_allclose(square, [0.999 * 2 + 0.001] * 3, rtol=1e-6)

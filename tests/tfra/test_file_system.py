@@ -198,6 +198,19 @@ def test_the_environment_names_the_folder(tmp_path, monkeypatch):
     assert files_in(tmp_path) == ["a", "b"]
 
 
+def test_slots_of_a_keras_layer_are_found_by_the_name_that_tfra_gives_them(tmp_path):
+    layer = de.keras.layers.Embedding(2, name="emb")
+    optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.Adagrad(0.1))
+    optimizer.minimize(lambda: tf.reduce_sum(layer(tf.constant([[1, 2]], tf.int64))), var_list=[layer.shadow])
+    (slot,) = layer.params.get_slot_variables(optimizer)
+    slot.upsert(np.array([1]), np.array([[7.0, 8.0]], np.float32))
+    theirs = "emb-parameter_DynamicEmbedding_emb-shadow_accumulator_mht_1of1_rank0_size1"
+    slot.save_to_file_system(str(tmp_path), file_name_list=[theirs])
+    slot.upsert(np.array([1]), np.zeros([1, 2], np.float32))
+    slot.load_from_file_system(str(tmp_path))
+    np.testing.assert_array_equal(slot.lookup(np.array([1])), [[7.0, 8.0]])
+
+
 def test_rows_are_appended(tmp_path):
     v = de.Variable(dim=2, name="emb")
     v.upsert(KEYS[:3], ROWS[:3])

@@ -109,6 +109,28 @@ def test_a_checkpoint_writes_files_and_restores_them_also_before_the_first_step(
     assert state(v, optimizer) == later
 
 
+def test_folders_go_after_their_checkpoints_also_those_of_savers_and_no_others(tmp_path):
+    (tmp_path / "TFRADynamicEmbedding-77").mkdir()
+    (tmp_path / "TFRADynamicEmbedding-77" / "emb_mht_1of1_rank0_size1-keys").write_bytes(b"of TFRA")
+    v = de.Variable(dim=2, name="emb", kv_creator=creator())
+    v.upsert(KEYS, ROWS)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=v), str(tmp_path), max_to_keep=2)
+    for _ in range(5):
+        path = manager.save()
+    folders = {path.name for path in tmp_path.glob("TFRADynamicEmbedding*")}
+    assert folders == {f"TFRADynamicEmbedding-{step}" for step in (3, 4, 5, 77)}
+    v.clear()
+    tf.train.Checkpoint(v=v).restore(path)
+    assert by_key(v.export()) == by_key((KEYS, ROWS))
+    with tf.Graph().as_default(), v1.Session() as session:
+        w = de.Variable(dim=2, name="emb", kv_creator=creator())
+        session.run(w.upsert(KEYS, ROWS))
+        saver = v1.train.Saver([w], max_to_keep=1)
+        for step in range(4):
+            saver.save(session, str(tmp_path / "g" / "m"), global_step=step)
+    assert {path.name for path in (tmp_path / "g").glob("TFRA*")} == {f"TFRADynamicEmbedding-{step}" for step in (2, 3)}
+
+
 def test_a_checkpoint_that_holds_the_rows_restores_into_a_variable_with_a_saver_and_the_other_way_round(tmp_path):
     for first, second in ((de.CuckooHashTableCreator(), creator()), (creator(), de.CuckooHashTableCreator())):
         v = table(2, saver=first)

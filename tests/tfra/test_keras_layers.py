@@ -521,6 +521,22 @@ def test_mixed_float16_trains_and_skips_what_overflows(keras, layers, name):
     assert len(model.layers[-2].params.get_slot_variables(model.optimizer)) == 2
 
 
+def test_fit_ends_with_the_moving_averages_of_rows_as_of_a_dense_embedding(keras, layers, name):
+    found = []
+    for layer in (
+        layers.Embedding(2, name=name, initializer=keras.initializers.Constant(0.5)),
+        keras.layers.Embedding(3, 2, embeddings_initializer=keras.initializers.Constant(0.5)),
+    ):
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((2,), dtype="int64"), layer, keras.layers.Flatten(), dense])
+        sgd = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+        model.compile(de.DynamicEmbeddingOptimizer(sgd) if not found else sgd, loss="mse")
+        model.fit(np.array([[1, 2]]), np.ones([1, 1]), epochs=3, verbose=0)
+        found.append([layer(tf.constant([1, 2], tf.int64)).numpy(), dense.get_weights()[0]])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
 def test_tensorboard_gets_a_histogram_of_all_rows(keras, layers, name, tmp_path, monkeypatch):
     model = trained_model(keras, layers, name)
     logged = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 
@@ -158,3 +159,37 @@ def test_processes_see_the_rows_of_each_other(creator):
             worker.kill()
     v = de.Variable(dim=1, name="shared", kv_creator=creator)
     assert by_key(v.export()) == {key: np.float32([-5]).tobytes() for key in range(20)}
+
+
+def test_slots_and_status_are_found_where_eager_tfra_keeps_them(client, creator):
+    """It calls slots of Keras' optimizers by the lookup, in a layer by the layer's, and status without ``status``."""
+    key = struct.pack("<q", 1)
+    ids = tf.constant([[1]], tf.int64)
+    layer = de.keras.layers.Embedding(1, name="emb", kv_creator=creator, restrict_policy=de.FrequencyRestrictPolicy)
+    v = de.Variable(dim=1, name="tower/v", kv_creator=creator, restrict_policy=de.FrequencyRestrictPolicy)
+    slots = {"emb-parameter": "emb-parameter_DynamicEmbedding_emb-shadow", "tower_v": "tower_v_look"}
+    for name, lookup in slots.items():
+        client.hset(f"test:{name}{{3560}}", key, struct.pack("<f", 0.5))
+        client.hset(f"test:{name}_frequency{{3560}}", key, struct.pack("<i", 5))
+        client.hset(f"test:{lookup}_accumulator{{3560}}", key, struct.pack("<f", 8))
+    optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.Adagrad(0.1))
+    trained = [v.get_trainable_by_name("look"), layer.shadow]
+    optimizer.minimize(
+        lambda: tf.reduce_sum(de.embedding_lookup(v, ids, name="look")) + tf.reduce_sum(layer(ids)), var_list=trained
+    )
+    assert client.dbsize() == 6
+    for name, lookup in slots.items():
+        assert client.hgetall(f"test:{name}_frequency{{3560}}") == {key: struct.pack("<i", 6)}
+        assert client.hgetall(f"test:{lookup}_accumulator{{3560}}") == {key: struct.pack("<f", 9)}
+    (slot,) = v.get_slot_variables(optimizer)
+    np.testing.assert_array_equal(slot.lookup([1]), [[9.0]])
+    assert int(v.size()) == 1 and 0.4 < v.lookup([1]).numpy().item() < 0.5
+
+
+def test_slots_of_several_lookups_are_not_taken_for_one_another(client, creator):
+    v = de.Variable(dim=1, name="v", kv_creator=creator)
+    for lookup in "xy":
+        client.hset(f"test:v_{lookup}_accumulator{{3560}}", struct.pack("<q", 1), struct.pack("<f", 8))
+        v.get_trainable_by_name(lookup)
+    with pytest.raises(ValueError, match=r"v_x_accumulator, v_y_accumulator\. RENAME .* 'v_Adagrad_accumulator'"):
+        step_of(v, de.DynamicEmbeddingOptimizer(tf.keras.optimizers.Adagrad(0.1)))(tf.constant([1], tf.int64))

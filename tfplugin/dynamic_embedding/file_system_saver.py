@@ -7,7 +7,9 @@ saver's `save_path`. It has the files of docs/dialects/tfra.md for a variable an
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +25,7 @@ from tfplugin.dynamic_embedding import table_files
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.slot_variable import SlotVariable
 
+_log = logging.getLogger("tfplugin")
 FOLDER = "TFRADynamicEmbedding"
 #: What names in a checkpoint end in where tables are beside it.
 MARKERS = ("-shard_upsert_restore", "-prev_global_shard_num")
@@ -65,6 +68,8 @@ class FileSystemSaverConfig:
 
 class FileSystemSaver(DynamicEmbeddingSaver):
     """Saves tables as files in a folder beside the checkpoint, each process its own.
+
+    The folder of a checkpoint that `max_to_keep` has removed goes when the next one is saved.
 
     Args:
       proc_size, proc_rank: how many processes train, and which of them this is; default: one.
@@ -136,6 +141,8 @@ def save(variable: ShardedTable, folder: Any) -> Any:
         for name in bases.values():
             table_files.remove_others(folder, name, variable.shard_num, config.proc_size)
         table_files.replace(_record(folder, variable.name), json.dumps(record, indent=1).encode(), config.proc_rank)
+        if config.save_path is None:
+            _remove_outdated_of(variable.name, folder)
 
     tables = [*variable.tables, *[table for slot in slots for table in slot.tables]]
     return table_files.save(tables, names, variable.name, folder, None, False, config.buffer_size, finish)
@@ -143,6 +150,39 @@ def save(variable: ShardedTable, folder: Any) -> Any:
 
 def _record(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name.replace('/', '_')}.tables.json"
+
+
+def outdated(parent: str) -> list[str]:
+    """The folders of tables in `parent` whose own checkpoints are not there (any more)."""
+    files = [file.rstrip("/") for file in tf.io.gfile.listdir(parent)] if tf.io.gfile.isdir(parent) else []
+    steps = {int(index[1]) for file in files if (index := re.search(r"-(\d+)\.index$", file))}
+    folders = [(file, int(step[1])) for file in files if (step := re.fullmatch(rf"{FOLDER}-(\d+)", file))]
+    return [f"{parent}/{file}" for file, step in folders if step not in steps]
+
+
+def _remove_outdated_of(name: str, saved: str) -> None:
+    """Removes what was saved of a variable, beside `saved`, for checkpoints that a `max_to_keep` has removed since.
+
+    TFRA's own folders, which it also writes without a checkpoint, stay.
+    """
+    parent = saved.rstrip("/").rpartition("/")[0] or "."
+    for folder in outdated(parent):
+        if folder.rpartition("/")[2] == saved.rstrip("/").rpartition("/")[2]:
+            continue  # Its checkpoint is yet to come.
+        try:
+            if tf.io.gfile.exists(_record(folder, name)):
+                remove_folder(folder)
+        except tf.errors.OpError as error:
+            _log.warning("'%s', whose checkpoint is gone, cannot be removed: %s", folder, error.message)
+
+
+def remove_folder(folder: str) -> None:
+    """Removes a folder of tables, which other processes may remove as well."""
+    for file in sorted(tf.io.gfile.listdir(folder), key=lambda file: str(file).endswith(".tables.json")):
+        with contextlib.suppress(tf.errors.NotFoundError):
+            tf.io.gfile.remove(f"{folder}/{file}")
+    with contextlib.suppress(tf.errors.NotFoundError):
+        tf.io.gfile.rmtree(folder)
 
 
 def save_objects(trackables: Mapping[str, ShardedTable], file_prefix: tf.Tensor) -> list[tf.Tensor]:

@@ -16,7 +16,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin import row_handles
-from tfplugin.dynamic_embedding import hkv_table
+from tfplugin.dynamic_embedding import hkv_table, tfra_optimizers
 from tfplugin.dynamic_embedding.slot_arrays import restore_slots, slot_arrays
 from tfplugin.dynamic_embedding.slot_variable import SlotVariable, slot_variables
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
@@ -288,6 +288,16 @@ class _TrainsKeras(_Trains):
     def minimize(self, loss: Any, var_list: Any = None, tape: Any = None, **kwargs: Any) -> Any:
         """One step: gradients of `loss` (a function, or a Tensor with its `tape`), then `apply_gradients`."""
         return self._de_wrapper.minimize(loss, var_list, tape, **kwargs)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """As of the optimizer, by which ``fit`` ends: with ``use_ema`` weights and rows become their averages."""
+        dense = [variable for variable in var_list if not isinstance(variable, TrainableWrapper)]
+        super().finalize_variable_values(dense)  # type: ignore[misc]
+
+    # ---- In checkpoints of TFRA --------------------------------------------------------------------------------------
+
+    def _kv_about_to_be_restored(self, position: Any) -> None:
+        tfra_optimizers.leave_out_tables(position)
 
     # ---- In the file of a model --------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import itertools
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -173,6 +174,8 @@ class RedisStore:
         self._batch: int = parameters["keys_sending_size"]
         self._connection = RedisConnection(parameters, owner)
         self._lock = threading.Lock()
+        #: What else a column may be called in Redis, where there is none of its name: a regular expression.
+        self.other_names: dict[str, str] = {}
         #: The hashes of the columns that were asked for.
         self._hashes: dict[str, list[bytes]] = {}
         seconds = parameters["expire_model_tag_in_seconds"]
@@ -201,12 +204,20 @@ class RedisStore:
         TFRA chooses tags by which node of a cluster has which slots, so that they change with the cluster.
         """
         p = self._parameters
-        prefix = layout.table_prefix(p["model_tag_runtime"], name, p["using_md5_prefix_name"])
         tags = layout.hash_tags(p["storage_slice"], p["redis_hash_tags_runtime"])
         if self._connection.mode != CLUSTER:
             tags = tags[:1]  # There is one place to put rows in.
-        ours = [prefix + tag.encode() for tag in tags]
-        if p["redis_hash_tags_runtime"] or all(client.exists(key) for key in ours):
+
+        def own(name: str) -> tuple[bytes, list[bytes], bool]:
+            prefix = layout.table_prefix(p["model_tag_runtime"], name, p["using_md5_prefix_name"])
+            hashes = [prefix + tag.encode() for tag in tags]
+            return prefix, hashes, all(client.exists(key) for key in hashes)
+
+        prefix, ours, there = own(name)
+        known = name if there else self._name_in(client, name)
+        if known != name:
+            prefix, ours, there = own(known)
+        if p["redis_hash_tags_runtime"] or there:
             return ours
         theirs: dict[int, bytes] = {}
         for key in client.scan_iter(match=layout.literally(prefix) + b"{*}", count=10000):
@@ -234,6 +245,30 @@ class RedisStore:
                 theirs[i] = key if key not in taken else next(key for key in spare if key not in {*taken, *ours})
                 taken.add(theirs[i])
         return [theirs[i] for i in range(len(ours))]
+
+    def _name_in(self, client: Any, name: str) -> str:
+        """What a column is called in Redis: its name, unless there are tables of its other names alone.
+
+        Raises:
+          ValueError: there are several of those.
+        """
+        others = self.other_names.get(name)
+        if not others or self._parameters["using_md5_prefix_name"]:  # Digests do not tell names.
+            return name
+        tag = layout.table_prefix(self._parameters["model_tag_runtime"], "")
+        keys = client.scan_iter(match=layout.literally(tag) + b"*{*}", count=10000)
+        there = {key[len(tag) :].rpartition(b"{")[0].decode(errors="replace") for key in keys}
+        found = sorted(other for other in there if re.fullmatch(others, other))
+        own = name.replace("/", "_")
+        if own in there or not found:
+            return name
+        if len(found) > 1:
+            raise ValueError(
+                f"RedisTable '{self._owner}': {self.shown} has no '{own}', and several that TFRA may have called so, "
+                f"one for each lookup: {', '.join(found)}. RENAME the one to go on with to '{own}', with the hash tag "
+                "that it has."
+            )
+        return found[0]
 
     def _slices_of(self, keys: np.ndarray, slices: int) -> np.ndarray:
         return layout.slices_of(keys, slices, self._parameters["using_hash_storage_slice"])

@@ -7,7 +7,8 @@ which is empty but for that, has them updated there, and writes them back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tfplugin.dynamic_embedding.row_shape import rows_of_values
 from tfplugin.dynamic_embedding.slot_variable import SlotTable
 from tfplugin.dynamic_embedding.table import CuckooHashTable, check_dtypes
 from tfplugin.dynamic_embedding.table_files import call
+from tfplugin.dynamic_embedding.tfra_names import slot_names, status_names
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers.update_lock import locked_updates
 from tfplugin.slots import SlotSpec
@@ -32,10 +34,16 @@ class RedisRows(KvVariable):
 
     store: RedisStore
     names: RedisKeyNames | None = None
+    #: The lookups that train them, by name.
+    lookups: Mapping[str, Any] = MappingProxyType({})
 
     def column(self, spec: SlotSpec | None) -> str:
-        """What the values or a slot are called in Redis."""
-        return column_name(self._name, None if spec is None else spec.name)
+        """What the values or a slot are called here, and in Redis unless TFRA has it there under another name."""
+        if spec is None:
+            return column_name(self._name)
+        name = column_name(self._name, spec.name)
+        self.store.other_names[name] = slot_names(self._name, self.lookups, spec.name.partition(".")[2])
+        return name
 
     def columns(self) -> list[str]:
         """What all of them are called that are known."""
@@ -135,8 +143,14 @@ class RedisTable(CuckooHashTable):
     ) -> None:
         super().__init__(key_dtype, value_dtype, default_value, name, False, 1, None, *args, **part)
         self.store = RedisStore(config.parameters(), name, self.key_dtype.as_numpy_dtype)
+        self.store.other_names[name] = status_names(name)
         self.kv.store = self.store
         self.kv.names = self.names
+
+    def trained_by(self, lookups: Mapping[str, Any]) -> None:
+        """Notes where the lookups of the variable are found by name, now and later: TFRA may call slots by them."""
+        if self.kv is not None:
+            self.kv.lookups = lookups
 
     def _columns(self) -> list[str]:
         """All tables in Redis that a key is in."""

@@ -121,6 +121,8 @@ class ShardedTable(trackable.Trackable):
         self.rows_elsewhere = any(getattr(table, "rows_elsewhere", False) for table in self._tables)
         if self.rows_elsewhere:
             self._one, self._many, self.checkpoint = None, False, False
+            for table in self._tables:
+                table.trained_by(self.trainable_store)
 
     def _part(self, i: int, name: str) -> dict[str, Any]:
         """Which part of what table `i` is."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from tfplugin.dynamic_embedding.row_shape import rows_of_values
 from tfplugin.dynamic_embedding.saves_files import VariableFiles
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.table import table_name
+from tfplugin.dynamic_embedding.tfra_names import slot_names
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.optimizers.update_lock import locked_updates
@@ -164,9 +164,7 @@ class SlotVariable(VariableFiles, trackable.Trackable):
         return {f"part_{i}": saveable for i, saveable in enumerate(found)}
 
     def _tfra_files(self) -> str:
-        # Under optimizers of Keras it calls slots by the lookup.
-        lookups = "|".join(re.escape(lookup.replace("/", "_")) for lookup in self.variable.trainable_store)
-        return f"{re.escape(self.variable.name.replace('/', '_'))}_(?:{lookups})_{re.escape(self.slot_name)}"
+        return slot_names(self.variable.name, self.variable.trainable_store, self.slot_name)
 
     @property
     def params(self) -> SlotVariable:

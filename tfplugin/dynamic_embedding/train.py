@@ -6,7 +6,6 @@ writes to files of its own, beside it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -132,14 +131,9 @@ def _save_files(variables: Iterable[Variable], path: str) -> None:
 
 def _remove_outdated(path: str) -> None:
     """Removes folders of tables beside a checkpoint whose own checkpoints are gone."""
-    parent = Path(path).parent
-    if "://" in path or not parent.is_dir():
-        return
-    steps = {found[1] for index in parent.glob("*.index") if (found := re.search(r"-(\d+)\.index$", index.name))}
-    for folder in parent.glob(f"{file_system_saver.FOLDER}-*"):
-        step = folder.name.removeprefix(f"{file_system_saver.FOLDER}-")
-        if step.isdigit() and step not in steps and f"{int(step):08d}" not in steps:
-            tf.io.gfile.rmtree(str(folder))
+    if "://" not in path:
+        for folder in file_system_saver.outdated(str(Path(path).parent)):
+            file_system_saver.remove_folder(folder)
 
 
 Checkpoint = DECheckpoint

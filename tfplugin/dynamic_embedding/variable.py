@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from tfplugin.dynamic_embedding.saves_files import VariableFiles
 from tfplugin.dynamic_embedding.shadow_variable import shadow_of
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.slot_variable import slot_variables
+from tfplugin.dynamic_embedding.tfra_names import status_names
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
@@ -305,10 +305,7 @@ class Variable(VariableFiles, ShardedTable):
         return {} if self.rows_elsewhere else saved_variables.saveables_by_name(self)
 
     def _tfra_files(self) -> str:
-        if self.status_of is None:
-            return ""
-        kind, base = self.name.rpartition("/")[2], re.escape(self.status_of.name.replace("/", "_"))
-        return rf"(?:(?:.+_)?status(?:_\d+)?_)?{base}_{kind}"
+        return "" if self.status_of is None else status_names(self.name)
 
     def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
         found = super()._lookup_dependency(name, *args, **kwargs)

@@ -115,8 +115,12 @@ def bind_object(stock: Any, position: Any, trackable: Any) -> bool:
     an optimizer's lists for a time that dense slots have in the checkpoint. Those are found by the optimizer's list of
     all its variables, unless another object has been bound to them.
 
-    Sums of gradients are taken in whatever dtype they were saved.
+    Sums of gradients are taken in whatever dtype they were saved. Optimizers of `dynamic_embedding` look first at what
+    TFRA has saved of them.
     """
+    about_to_be_restored = getattr(trackable, "_kv_about_to_be_restored", None)
+    if about_to_be_restored is not None:
+        about_to_be_restored(position)
     if isinstance(trackable, StepVariable) and position.object_proto.attributes:
         return False
     bound: bool = stock(position, trackable)
