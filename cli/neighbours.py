@@ -150,7 +150,8 @@ def run(
     if missing.any():
         few = ", ".join(str(key) for key in wanted[missing][:_NAMES_SHOWN])
         more = ", ..." if missing.sum() > _NAMES_SHOWN else ""
-        print(f"kvtools: looking for neighbours: {counted(int(missing.sum()), 'key')} in no table: {few}{more}", file=sys.stderr)
+        number = counted(int(missing.sum()), "key")
+        print(f"kvtools: looking for neighbours: {number} in no table: {few}{more}", file=sys.stderr)
     if not found:
         raise typer.Exit(CheckFailedError.exit_code)
 
