@@ -25,6 +25,7 @@ from kvtools.json_numbers import json_ready
 from kvtools.key_file import keys_from
 from kvtools.neighbours import Neighbours, has_neighbours, metric_named, nearest, vectors_of_keys
 from kvtools.row_filter import condition_of
+from kvtools.shown_tables import counted
 from kvtools.vector_file import read_vectors
 
 prepare_arguments = mark_negative
@@ -149,7 +150,8 @@ def run(
     if missing.any():
         few = ", ".join(str(key) for key in wanted[missing][:_NAMES_SHOWN])
         more = ", ..." if missing.sum() > _NAMES_SHOWN else ""
-        print(f"kvtools: looking for neighbours: {missing.sum():,} keys in no table: {few}{more}", file=sys.stderr)
+        number = counted(int(missing.sum()), "key")
+        print(f"kvtools: looking for neighbours: {number} in no table: {few}{more}", file=sys.stderr)
     if not found:
         raise typer.Exit(CheckFailedError.exit_code)
 

@@ -60,16 +60,16 @@ class FoldedTable(TableReader):
 
     Args:
         sources: the table in the full checkpoint, and in each increment that has it, in their order.
-        labels: what to call each in an error.
+        paths: where each is, to be told.
         memory: bytes to stay within; what needs more goes to temporary files.
         exact: keep all that each part records of itself, to be written as training would write it.
     """
 
     def __init__(
-        self, sources: Sequence[TableReader], labels: Sequence[str], *, memory: int, exact: bool = False
+        self, sources: Sequence[TableReader], paths: Sequence[str], *, memory: int, exact: bool = False
     ) -> None:
         self.sources = tuple(sources)
-        self._labels = tuple(labels)
+        self._paths = tuple(paths)
         self._memory = memory
         self._exact = exact
         self._folding = threading.Lock()
@@ -87,9 +87,11 @@ class FoldedTable(TableReader):
             if self._result is None:
                 sources = [_Removing(source) if is_increment(source) else source for source in self.sources]
                 name = self.sources[0].schema.name
-                self._result = merge_tables(
-                    name, sources, self._labels, memory=self._memory, progress=self._progress, wait=False
+                labels = [f"'{path}'" for path in self._paths]
+                table, merged = merge_tables(
+                    name, sources, labels, memory=self._memory, progress=self._progress, wait=False
                 )
+                self._result = table, dataclasses.replace(merged, sources=self._paths)
             return self._result
 
     @property
@@ -401,11 +403,11 @@ def fold_checkpoints(checkpoints: Sequence[Checkpoint], memory: int, *, exact: b
     _check_kinds(checkpoints)
     tables: dict[str, TableReader] = {}
     for name, table in first.tables.items():
-        having = [(one.tables[name], f"'{one.path}'") for one in checkpoints if name in one.tables]
+        having = [(one.tables[name], str(one.path)) for one in checkpoints if name in one.tables]
         readers = [reader for reader, _ in having]
         tables[name] = table
         if len(readers) > 1 or exact:
-            tables[name] = FoldedTable(readers, [label for _, label in having], memory=memory, exact=exact)
+            tables[name] = FoldedTable(readers, [path for _, path in having], memory=memory, exact=exact)
     last = checkpoints[-1]
     whole = last if last.dialect == TFPLUGIN or not increments else _patched(checkpoints)
     broken: dict[str, KvtoolsError] = {}

@@ -144,8 +144,9 @@ class ColumnChoice:
 
 def norms_shown(values: Array) -> Array:
     """Return the Euclidean norm of each row of `values` [n, dim], as outputs and queries have it: summed in float64,
-    float32 but for rows of float64."""
-    return row_norms(values, "l2").astype(np.float64 if values.dtype == np.float64 else np.float32)
+    float32 but for rows of float64, and infinite where that does not hold one."""
+    with np.errstate(over="ignore"):
+        return row_norms(values, "l2").astype(np.float64 if values.dtype == np.float64 else np.float32)
 
 
 def choose_columns(names: Sequence[str], tables: Sequence[TableReader]) -> ColumnChoice:

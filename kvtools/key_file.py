@@ -75,7 +75,8 @@ def keys_from(words: Sequence[str], file: str | None, stdin: BinaryIO | None = N
     """Return the keys that are given as words, and those of a file, in this order; see `key_blocks`.
 
     Raises:
-        BadInputError: the file cannot be read, or something is no key.
+        UsageError: a word is no key.
+        BadInputError: the file cannot be read, or something in it is no key.
     """
     found: list[Array] = []
     if words:
@@ -90,7 +91,10 @@ def keys_from(words: Sequence[str], file: str | None, stdin: BinaryIO | None = N
 def _keys_of_arguments(words: Sequence[str]) -> Array:
     for word in words:
         check_range(word, f"reading keys from the arguments: got {word[:_LONGEST_KEY]}")
-    return keys_of_words(words, "the arguments")
+    try:
+        return keys_of_words(words, "the arguments")
+    except BadInputError as error:
+        raise UsageError(str(error)) from None
 
 
 def check_range(word: str, doing: str) -> None:

@@ -403,11 +403,12 @@ def merge(
         if len(found) == 1 and into is None:
             result.append(found[0][1])
             continue
-        labels = [f"'{checkpoint.path}'" + (f" ('{table.schema.name}')" if into else "") for checkpoint, table in found]
+        within = [f" ('{table.schema.name}')" if into else "" for _, table in found]
+        paths = [str(checkpoint.path) for checkpoint, _ in found]
         table, account = merge_tables(
             name,
             [table for _, table in found],
-            labels,
+            [f"'{path}'{which}" for path, which in zip(paths, within, strict=True)],
             on_conflict=on_conflict,
             common=common,
             memory=options.memory,
@@ -415,7 +416,7 @@ def merge(
         )
         table.schema = _placed(table.schema, found, graph)
         result.append(table)
-        merged.append(account)
+        merged.append(dataclasses.replace(account, sources=tuple(map("".join, zip(paths, within, strict=True)))))
         wanted[name] = parts or found[0][1].parts
         joined = table.source
         assert isinstance(joined, JoinedTable)

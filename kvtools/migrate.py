@@ -317,8 +317,7 @@ def _look(account: Account, written: _Written, fits: Sequence[Fit]) -> Account:
         changes = list(said.changes)
         if name != fitted.schema.name:
             changes.append(f"its name is '{name}' there: the dialect has no '/' in names")
-        there = set(table.slots)
-        others = [slot.name for slot in fitted.schema.slots if slot.name not in there]
+        others = _slots_not_found(table, fitted)
         if others:
             changes.append(
                 f"slots {', '.join(others)} go by other names there, or are tables of their own: the dialect tells"
@@ -331,6 +330,12 @@ def _look(account: Account, written: _Written, fits: Sequence[Fit]) -> Account:
             )
         accounts.append(dataclasses.replace(said, changes=tuple(changes)))
     return dataclasses.replace(account, tables=tuple(accounts))
+
+
+def _slots_not_found(table: TableReader, fitted: Fit) -> list[str]:
+    """Return the slots that were written and that the dialect does not take for slots of the table when it reads it."""
+    there = set(table.slots)
+    return [slot.name for slot in fitted.schema.slots if slot.name not in there]
 
 
 def _verify(
@@ -354,6 +359,13 @@ def _verify(
                 progress(f"{name} again", done, total)
 
         written, _ = opened.table(fitted.schema)
+        others = _slots_not_found(written, fitted)
+        if others:
+            raise CheckFailedError(
+                f"verifying table '{name}' of '{account.output}': slots {', '.join(others)} would not be read back as"
+                f" slots of it, but by other names or as tables of their own, so that nothing compares them; {where}:"
+                " rename them first, see `kvtools rename`, leave --verify out, or write another dialect"
+            )
         source: TableReader = FittedTable(table, fitted)
         if said.rows_written < said.rows_read:
             source = _last_rows(source, options.memory)

@@ -172,7 +172,8 @@ class _Search:
         scale = _exponents(vectors)
         self._scaled = np.ldexp(vectors, -scale[:, None])
         self._lengths = np.sqrt(np.einsum("ij,ij->i", self._scaled, self._scaled))
-        self.norms = np.ldexp(self._lengths, scale)
+        with np.errstate(over="ignore"):  # a length beyond float64 is infinite
+            self.norms = np.ldexp(self._lengths, scale)
         self._vectors = vectors
         units = self._scaled / np.where(self._lengths == 0, 1, self._lengths)[:, None]
         fits = (self.norms <= 1e15) if self._float == np.float32 else (self.norms <= 1e140)

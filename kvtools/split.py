@@ -172,7 +172,9 @@ def split(
         for table in chosen:
             by.where.columns_of(table)  # what is wrong with it is told before anything is written
     names = piece_names(chosen, by)
-    paths = [_path(os.fspath(output), name, dialect.suffixes[:1]) for name in names]
+    several = by.kind != "table" and len(chosen) > 1
+    suffix = "" if several and dialect.output == "file_or_folder" else "".join(dialect.suffixes[:1])
+    paths = [_path(os.fspath(output), name, suffix) for name in names]
     for path in paths:
         check_output(path, dialect, force=options.force)
     if by.kind == "rows" and len(names) > 1:
@@ -294,12 +296,12 @@ def _check_checksums(tables: Sequence[TableReader], progress: Progress | None) -
                 progress(f"checksums of {table.schema.name}", done, table.rows)
 
 
-def _path(output: str, name: str, suffixes: tuple[str, ...]) -> str:
+def _path(output: str, name: str, suffix: str) -> str:
     if PLACEHOLDER in output:
         return output.replace(PLACEHOLDER, name)
     if "://" in output:
         raise UsageError(f"splitting to '{output}': a URL is no folder; say where the name of a piece comes with {{}}")
-    return str(Path(output) / (name + "".join(suffixes)))
+    return str(Path(output) / f"{name}{suffix}")
 
 
 def _named(progress: Progress | None, piece: str) -> Progress | None:

@@ -392,8 +392,10 @@ def _scan(reader: TableReader, part: int, columns: Columns, result: _PartResult,
             examine(chunk.keys, chunk.values, "values", result)
         for name, slot in chunk.slots.items():
             examine(chunk.keys, slot, f"slot {name}", result)
-            if name in never_negative and slot.size and not slot.min() >= 0:  # the least of numbers and NaN is NaN
-                result.note("negative-slot", f"slot {name}", chunk.keys, np.any(slot < 0, axis=1))
+            if name in never_negative and slot.size:
+                with np.errstate(invalid="ignore"):  # which bfloat16 says of a comparison with NaN
+                    if not slot.min() >= 0:  # the least of numbers and NaN is NaN
+                        result.note("negative-slot", f"slot {name}", chunk.keys, np.any(slot < 0, axis=1))
         if chunk.freqs is not None and chunk.freqs.dtype.kind == "i" and len(chunk) and chunk.freqs.min() < 0:
             result.note("negative-freqs", "freqs", chunk.keys, chunk.freqs < 0)
         if progress:

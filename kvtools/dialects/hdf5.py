@@ -240,6 +240,7 @@ DIALECT = Dialect(
     open=open_checkpoint,
     write=Writer,
     output="file",
+    suffixes=(".h5", ".hdf5"),
     holds=Holds(
         key_dtypes=KEY_DTYPES,
         value_dtypes=VALUE_DTYPES,

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from kvtools.chain import member_of
 from kvtools.dialects.bundle import Bundle, BundleTensor, BundleWriter
 from kvtools.dialects.bundle_column import bundle_column
 from kvtools.dialects.bundle_output import BundleCheckpointWriter, BundleTableWriter
@@ -114,9 +115,12 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
                 broken[tensor.removesuffix(_META)] = error
                 used |= _tensors_of(bundle, tensor.removesuffix(_META), slot_tensors)
     if not options.increments and any(meta.delta for metas in groups.values() for meta in metas):
+        folder = bundle.prefix.parent
+        advice = f"name the chain's folder, '{folder}', or fold it first: kvtools merge '{folder}' OUT"
+        if member_of(bundle.prefix) is None:  # nobody finds it in its folder
+            advice = f"put it into the checkpoint that it belongs to: kvtools apply BASE '{bundle.prefix}' OUT"
         raise BadInputError(
-            f"opening '{bundle.prefix}': it is an increment of a chain, which has only the rows that changed; name the"
-            f" chain's folder, '{bundle.prefix.parent}', or fold it first: kvtools merge '{bundle.prefix.parent}' OUT"
+            f"opening '{bundle.prefix}': it is an increment of a chain, which has only the rows that changed; {advice}"
         )
     used |= {RECORD_TENSOR} & bundle.entries.keys()  # of this file in this chain: nothing that is written has it
     names = _table_names(groups)

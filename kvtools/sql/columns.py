@@ -200,7 +200,8 @@ def column_numbers(chunk: Chunk, column: QueryColumn) -> Array:
     if column.kind == "part":
         return np.full(len(chunk), chunk.part, np.int32)
     if column.kind == "norm" and chunk.values is not None:
-        return row_norms(chunk.values, "l2").astype(column.dtype, copy=False)
+        with np.errstate(over="ignore"):  # a norm that the type does not hold is infinite
+            return row_norms(chunk.values, "l2").astype(column.dtype, copy=False)
     if column.kind == "slot":
         numbers = chunk.slots.get(column.slot)
     else:

@@ -213,7 +213,8 @@ def test_what_merge_counts_of_a_chain(tmp_path: Path, capsys: pytest.CaptureFixt
     naive = int(np.count_nonzero(np.unique(np.concatenate(keys), return_counts=True)[1] > 1))
     assert 0 < several < naive and read - live > gone > 0
     (merged,) = told(capsys, "merge", train, tmp_path / "json")["merged"]
-    assert len(merged.pop("sources")) == 5
+    sources = merged.pop("sources")
+    assert len(sources) == 5 and all(Path(f"{source}.index").exists() for source in sources)
     assert merged == {
         "table": "emb",
         "rows_read": read,

@@ -198,7 +198,7 @@ def test_neighbours_of_keys(path: str, tables: dict[str, ArrayTable], capsys: Ca
         np.testing.assert_allclose([one["score"] for one in found["neighbours"]], near[order])
     assert "1 row with NaN or infinity: left out" in captured.err
     assert "1 row of zeros, which have no direction: left out" in captured.err
-    assert "1 keys in no table: 9999" in captured.err
+    assert "1 key in no table: 9999" in captured.err
 
 
 @pytest.mark.parametrize("form", ["npy", "text"])

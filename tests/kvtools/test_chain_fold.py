@@ -168,6 +168,12 @@ def test_an_increment_alone_is_no_checkpoint(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "ckpt-2.delta")
     with pytest.raises(BadInputError, match="it is an increment of a chain"):
         open_checkpoint(tmp_path / "ckpt-2.delta", OpenOptions(lenient=True))
+    (tmp_path / "alone").mkdir()
+    for file in tmp_path.glob("ckpt-2.delta.*"):
+        shutil.copy(file, tmp_path / "alone" / file.name.replace("ckpt-2", "tuesday"))
+    for path in (tmp_path / "alone", tmp_path / "alone" / "tuesday.delta"):
+        with pytest.raises(BadInputError, match=r"kvtools apply BASE '.*tuesday\.delta' OUT"):
+            open_checkpoint(path)
     member = chain.members(tmp_path)[1]
     table = open_member(member).table("emb")
     assert sorted(rows_of(table)) == [2, 7]

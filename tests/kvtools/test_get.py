@@ -12,7 +12,7 @@ import pytest
 
 from kvtools.dialects.chunk import ALL_COLUMNS, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.errors import BadInputError
+from kvtools.errors import BadInputError, UsageError
 from kvtools.get import ChosenRows, choose_columns, read_rows, rows_of_keys
 from kvtools.key_file import keys_from, keys_of_words, read_keys
 
@@ -135,7 +135,7 @@ def test_key_files_that_are_wrong_are_named_by_line(text: bytes, said: str) -> N
 @pytest.mark.parametrize("word", ["1_000", "\u0661\u0662", "\udcff", "1.5", "+"])
 def test_arguments_that_are_no_whole_numbers_are_named(word: str) -> None:
     shown = repr(word.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
-    with pytest.raises(BadInputError, match=f"got {re.escape(shown)}, expected integers"):
+    with pytest.raises(UsageError, match=f"got {re.escape(shown)}, expected integers"):
         keys_from([word], None)
 
 
@@ -180,3 +180,10 @@ def test_key_files_that_are_no_text_are_told_as_what_they_are(tmp_path: Path) ->
     for name, said in (("keys.npz", "zip archive, as .npz is, expected text or .npy"), ("keys.bin", "it is binary")):
         with pytest.raises(BadInputError, match=said):
             keys_from([], str(tmp_path / name))
+
+
+def test_a_norm_that_its_type_does_not_hold_is_infinite_without_a_warning() -> None:
+    from kvtools.get import norms_shown
+
+    with np.errstate(over="raise"):
+        assert norms_shown(np.full((1, 2), 3e38, np.float32)).tolist() == [np.inf]

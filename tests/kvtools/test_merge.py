@@ -229,6 +229,7 @@ def test_checkpoints(sample_path: Path, tmp_path: Path) -> None:
         "user_emb": (6, 2),
     }
     assert [one.table for one in merged] == ["user_emb"] and merged[0].conflicts == 1
+    assert merged[0].sources == (str(source.path), str(tmp_path))
     assert {table.name: table.losses for table in account.tables if table.losses} == {
         "user_emb": (
             "frequencies: not in all of the merged tables",
@@ -260,7 +261,8 @@ def test_tables_of_one_checkpoint_into_one(tmp_path: Path) -> None:
     new.schema = dataclasses.replace(new.schema, name="new")
     source = Checkpoint(tmp_path, "tfplugin", {"old": old, "new": new, "other": make(5, 3)})
     source.tables["other"].schema = dataclasses.replace(source.tables["other"].schema, name="other")
-    merge([source], tmp_path / "b", into="emb", tables=["old", "new"])
+    _, (merged,) = merge([source], tmp_path / "b", into="emb", tables=["old", "new"])
+    assert merged.sources == (f"{tmp_path} ('old')", f"{tmp_path} ('new')")
     after = open_checkpoint(tmp_path / "b")
     assert {name: table.rows for name, table in after.tables.items()} == {"emb": 3, "other": 5}
     assert np.array_equal(rows_of(after.table("emb"))[2]["values"], rows_of(new)[2]["values"])

@@ -333,6 +333,16 @@ def test_a_name_that_an_engine_writes_otherwise_is_told(tmp_path: Path) -> None:
     assert list(kvtools.open(tmp_path / "a").tables) == ["scope_emb"]
 
 
+def test_slots_that_would_be_read_back_as_tables_are_no_fault_of_the_disk(tmp_path: Path) -> None:
+    source = kvtools.table_from_arrays(
+        "emb", np.arange(3), np.ones((3, 2), np.float32), slots={"Adam.v": np.ones((3, 1), np.float32)}
+    )
+    assert "slots Adam.v go by other names" in write_tables([source], tmp_path / "a", "tfplus").tables[0].changes[-1]
+    with pytest.raises(CheckFailedError, match=r"slots Adam\.v would not be read back.*rename them first"):
+        write_tables([source], tmp_path / "b", "tfplus", verify=True)
+    assert not list(tmp_path.glob("b*"))
+
+
 def test_initial_rows_are_of_the_type_of_the_values(tmp_path: Path) -> None:
     rows = np.arange(6, dtype=np.int8).reshape(2, 3)
     source = kvtools.table_from_arrays("emb", np.arange(2), rows, extras={"initial_values": rows})

@@ -71,6 +71,25 @@ def test_by_table(source: Checkpoint, tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "other.ckpt").table("other").rows == 7
 
 
+@pytest.mark.parametrize(
+    ("to", "names", "of_each_table"),
+    [
+        ("hdf5", ["mod-0-of-2.h5", "mod-1-of-2.h5"], ["emb.h5", "other.h5"]),
+        ("npz", ["mod-0-of-2.npz", "mod-1-of-2.npz"], ["emb.npz", "other.npz"]),
+        ("parquet", ["mod-0-of-2", "mod-1-of-2"], ["emb.parquet", "other.parquet"]),
+    ],
+)
+def test_pieces_in_a_folder_are_called_as_their_dialect_has_it(
+    source: Checkpoint, tmp_path: Path, to: str, names: list[str], of_each_table: list[str]
+) -> None:
+    accounts = split(source, tmp_path / "pieces", By("mod", 2), to=to)
+    assert [Path(account.output).name for account in accounts] == names
+    pieces = [open_checkpoint(account.output) for account in accounts]
+    assert [sum(piece.table(name).rows for piece in pieces) for name in source.tables] == [50, 7]
+    accounts = split(source, tmp_path / "tables", By("table"), to=to)
+    assert [Path(account.output).name for account in accounts] == of_each_table
+
+
 def test_each_piece_has_what_it_is_called(source: Checkpoint, tmp_path: Path) -> None:
     everything = keys_of(tmp_path / "source")
     split(source, tmp_path / "a", By("mod", 4), tables=["emb"])

@@ -187,6 +187,7 @@ def test_negative_squares_and_counts() -> None:
     assert "slot Adam.v" in messages[1][2] and "(key 2)" in messages[1][2]
 
 
+@pytest.mark.filterwarnings("error")  # NumPy's are printed among what the command says
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_a_nan_hides_no_negative_square(dtype: type) -> None:
     slot = np.ones((600, 2), dtype)
