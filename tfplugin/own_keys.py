@@ -12,16 +12,9 @@ from tfplugin.ops import raw
 #: Keys of others that an error names.
 _NAMED = 3
 
-_WRITE_TO_ALL = "Write to the variable as a whole, which hands each key to its part."
 
-
-def own_keys(part: Any, keys: tf.Tensor, method: str, way_out: str = _WRITE_TO_ALL) -> tf.Tensor:
+def own_keys(part: Any, keys: tf.Tensor, method: str) -> tf.Tensor:
     """The `keys` of a write to a `KvVariable`, all of which are its own where it is a part of a variable.
-
-    Args:
-      part: the `KvVariable`.
-      keys: of any shape.
-      method, way_out: what an error says is done to the part, and what to do instead.
 
     Raises:
       tf.errors.InvalidArgumentError: a key of another part; in a graph when that runs.
@@ -32,7 +25,7 @@ def own_keys(part: Any, keys: tf.Tensor, method: str, way_out: str = _WRITE_TO_A
     what = f"{method} of part {part.part} of key-value variable '{part.partitioned_name}' ({part.parts} parts): "
     then = (
         f" A part has the keys of which key floor-mod {part.parts} is its number, and no lookup of the variable would "
-        f"find others in it. {way_out}"
+        "find others in it. Write to the variable as a whole, which hands each key to its part."
     )
     if tf.executing_eagerly():
         owner = of.numpy().reshape(-1)

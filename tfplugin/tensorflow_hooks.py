@@ -77,7 +77,7 @@ from tfplugin import (
     unconnected_gradients,
 )
 from tfplugin.get_kv_variable import get_kv_variable
-from tfplugin.optimizers import generic_update, v1
+from tfplugin.optimizers import restored_objects, v1
 from tfplugin.wrapped_method import wrap_method
 
 _undo: list[Callable[[], None]] = []
@@ -108,7 +108,7 @@ def install() -> None:
         (saver_lib.BaseSaverBuilder, "_AddSaveOps", checkpoint.add_save_ops),
         (saver_lib.BaseSaverBuilder, "_AddRestoreOps", checkpoint.add_restore_ops),
         (functional_saver.MultiDeviceSaver, "restore", graph_restore.restore),
-        (restore_lib.CheckpointPosition, "bind_object", generic_update.bind_object),
+        (restore_lib.CheckpointPosition, "bind_object", restored_objects.bind_object),
         (checkpoint_lib.TrackableSaver, "save", async_save.write),
         (checkpoint_lib.TrackableSaver, "restore", checkpoint.restore_of_chain),
         (checkpoint_lib._NameBasedRestoreCoordinator, "eager_restore", named_restore.eager_restore),

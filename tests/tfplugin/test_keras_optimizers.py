@@ -414,38 +414,39 @@ def test_gathered_sums_that_were_saved_in_16_bits_are_restored(make, rows_of, tm
         del table, wrapper, checkpoint, status
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
-def test_gathered_sums_go_into_the_parts_that_gathered_them_alone(make, rows_of, tmp_path, traced):
+@pytest.mark.parametrize("begun", [False, True], ids=["before steps", "after steps"])
+@pytest.mark.parametrize("saved, restored", [(1, 3), (3, 1), (2, 5), (5, 2)])
+def test_gathered_sums_go_into_the_parts_that_gathered_them_alone(make, rows_of, tmp_path, saved, restored, begun):
     def made(parts):
-        partitioner = tf.compat.v1.fixed_size_partitioner(parts)
+        partitioner = tf.compat.v1.fixed_size_partitioner(parts) if parts > 1 else None
         table = make(initializer=0.0, dim=1, name="sums", partitioner=partitioner)
         wrapper = tfplugin.OptimizerWrapper(k3.SGD(1.0, gradient_accumulation_steps=2))
         return table, wrapper, tf.train.Checkpoint(table=table, optimizer=wrapper.optimizer)
 
     def step(table, wrapper):
-        def apply():
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, np.arange(8)))
-            wrapper.apply_gradients(zip(tape.gradient(loss, _parts(table)), _parts(table), strict=True))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, np.arange(8)))
+        wrapper.apply_gradients(zip(tape.gradient(loss, _parts(table)), _parts(table), strict=True))
 
-        (tf.function(apply) if traced else apply)()
-
-    table, wrapper, checkpoint = made(2)
+    table, wrapper, checkpoint = made(saved)
     step(table, wrapper)
     between = checkpoint.save(str(tmp_path / "between"))
     step(table, wrapper)
     after = checkpoint.save(str(tmp_path / "after"))
     del table, wrapper, checkpoint
-    for parts, path, expected in ((2, between, -1.0), (5, after, -2.0), (5, between, None), (2, between, -1.0)):
+    for parts, path, steps in ((saved, between, 1), (restored, between, 0), (restored, after, 2), (saved, between, 1)):
         table, wrapper, checkpoint = made(parts)
-        checkpoint.restore(path).expect_partial()
-        if expected is None:
-            with pytest.raises(tf.errors.InvalidArgumentError, match="another number of parts, between two updates"):
+        if begun:
+            step(table, wrapper)
+        if steps:
+            checkpoint.restore(path).expect_partial()
+            for _ in range(steps):
                 step(table, wrapper)
+            np.testing.assert_array_equal(rows_of(table, np.arange(8)), np.full((8, 1), -float(steps)))
         else:
-            for _ in range(1 if path == between else 2):
+            with pytest.raises(ValueError, match=f"'sums' are waiting .* in {saved} parts?, and it has {parts} here"):
+                checkpoint.restore(path)
                 step(table, wrapper)
-            np.testing.assert_array_equal(rows_of(table, np.arange(8)), np.full((8, 1), expected))
         del table, wrapper, checkpoint
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,6 @@ from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.optimizers.fused import compute_dtype
 from tfplugin.optimizers.generic_update import RowUpdate, sum_equal_keys
-from tfplugin.own_keys import own_keys
-
-_OTHER_PARTS = (
-    "They come from a checkpoint of another number of parts, between two updates: restore it into that number, or one "
-    "that was saved after an update."
-)
-
 
 class AccumulatedRows(autotrackable.AutoTrackable):
     """The gradients of a table since the optimizer's last update, in the place of the accumulator of a dense variable.
@@ -44,7 +39,8 @@ class AccumulatedRows(autotrackable.AutoTrackable):
             )
         # Checkpoints of earlier versions have the sums as the table has its rows.
         self.rows._kv_takes_any_dtype = True
-        name = f"kv_accumulated/{variable.name}".replace("/", ".").removesuffix(":0")
+        name = _tracked(variable.name)
+        self.prepare_restore(_saved.get(optimizer, {}))
         optimizer._maybe_initialize_trackable()
         optimizer._track_trackable(self, name, overwrite=True)
         optimizer._handle_deferred_dependencies(name, self)
@@ -58,6 +54,33 @@ class AccumulatedRows(autotrackable.AutoTrackable):
         with tf.init_scope():
             self.keys.assign(tf.cast(keys, self.keys.dtype))
             self.rows.assign(tf.cast(rows, self.rows.dtype))
+
+    def prepare_restore(self, saved: Mapping[str, int]) -> None:
+        """Sees to it that the sums in a checkpoint can be restored: each part takes its own.
+
+        Where they are those of another number of parts, and none are waiting, none are here either.
+
+        Args:
+          saved: what `about_to_be_restored` found in the checkpoint.
+
+        Raises:
+          ValueError: they are those of another number of parts, and some are waiting.
+        """
+        variable = self.variable
+        whole = variable.partitioned_name or variable.name
+        names = [_tracked(whole)]
+        theirs = [name for name in saved if re.fullmatch(rf"{re.escape(names[0])}(\.part_\d+)?", name)]
+        if variable.partitioned_name:
+            names = [f"{names[0]}.part_{part}" for part in range(variable.parts)]
+        if not theirs or sorted(theirs) == sorted(names):
+            return
+        if any(saved[name] for name in theirs):
+            raise ValueError(
+                f"Gradients of key-value variable '{whole.removesuffix(':0')}' are waiting in the checkpoint "
+                f"(gradient_accumulation_steps), in {len(theirs)} parts, and it has {len(names)} here. Restore it into "
+                f"{len(theirs)} parts, or restore a checkpoint that was saved after an update, when none are waiting."
+            )
+        self.put(tf.zeros([0], self.keys.dtype), tf.zeros([0, variable.dim], self.rows.dtype))
 
     @property
     def variable(self) -> KvVariable:
@@ -78,8 +101,6 @@ class AccumulatedRows(autotrackable.AutoTrackable):
     def _gathered(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys and rows with those of this step, whose gradient is `rows`."""
         held, sums = self.held()
-        if self.variable.ranks == 1:
-            held = own_keys(self.variable, held, "waiting gradients (gradient_accumulation_steps)", _OTHER_PARTS)
         keys = tf.concat([held, self.came], 0)
         return sum_equal_keys(keys, tf.concat([sums, tf.cast(rows, self.rows.dtype)], 0))
 
@@ -111,6 +132,39 @@ class AccumulatedRows(autotrackable.AutoTrackable):
         """Empties it."""
         self.keys.assign(tf.zeros([0], self.keys.dtype), read_value=False)
         self.rows.assign(tf.cast(zeros, self.rows.dtype), read_value=False)
+
+
+# ---- Checkpoints -----------------------------------------------------------------------------------------------------
+
+#: How many gradients wait in the checkpoint that an optimizer was restored from, by what they are tracked as.
+_saved: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+
+
+def _tracked(name: str) -> str:
+    """What the optimizer tracks the sums of a variable, or part, as."""
+    return f"kv_accumulated/{name}".replace("/", ".").removesuffix(":0")
+
+
+def about_to_be_restored(optimizer: Any, position: Any) -> None:
+    """Notes what a checkpoint has for an optimizer, which may make its variables later.
+
+    Args:
+      optimizer: or any other object, of which nothing is noted.
+      position: its `CheckpointPosition`.
+
+    Raises:
+      ValueError: see `AccumulatedRows.prepare_restore`.
+    """
+    if not getattr(optimizer, "gradient_accumulation_steps", None):
+        return
+    saved, nodes = {}, position.checkpoint.object_graph_proto.nodes
+    for child in position.object_proto.children:
+        if child.local_name.startswith(_tracked("")):
+            (keys,) = (nodes[one.node_id] for one in nodes[child.node_id].children if one.local_name == "keys")
+            saved[child.local_name] = position.checkpoint.shape_map[keys.attributes[0].checkpoint_key][0]
+    _saved[optimizer] = saved
+    for one in _of.get(optimizer, {}).values():
+        one.prepare_restore(saved)
 
 
 # ---- Files of Keras, in which an optimizer has its dense accumulators ----------------------------------------------

@@ -107,31 +107,6 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
         self._bound.has_rows = False
 
 
-def bind_object(stock: Any, position: Any, trackable: Any) -> bool:
-    """Has what is an optimizer's and stands beside a table take what a checkpoint has, for
-    ``CheckpointPosition.bind_object``.
-
-    A `StepVariable` takes no value. Where tables come before dense variables, their step variables have the places in
-    an optimizer's lists for a time that dense slots have in the checkpoint. Those are found by the optimizer's list of
-    all its variables, unless another object has been bound to them.
-
-    Sums of gradients are taken in whatever dtype they were saved. Optimizers of `dynamic_embedding` look first at what
-    TFRA has saved of them.
-    """
-    about_to_be_restored = getattr(trackable, "_kv_about_to_be_restored", None)
-    if about_to_be_restored is not None:
-        about_to_be_restored(position)
-    if isinstance(trackable, StepVariable) and position.object_proto.attributes:
-        return False
-    bound: bool = stock(position, trackable)
-    if not bound or not getattr(trackable, "_kv_takes_any_dtype", False) or not tf.executing_eagerly():
-        return bound
-    for value in position.value_tensors().values():
-        trackable.assign(tf.cast(value, trackable.dtype))
-    trackable._update_uid = position.checkpoint.restore_uid
-    return False
-
-
 class RowUpdate:
     """What one optimizer does to one variable: its slots, and the step variables they pass through."""
 
