@@ -30,7 +30,8 @@ SLOTS = frozenset(
 """The slots of TensorFlow's and Keras' optimizers; a table is taken for a slot of another name only where more says
 so than that name."""
 
-OPTIMIZERS = ("adam", "adagrad", "ftrl", "rmsprop", "momentum", "adadelta", "nadam", "sgd", "lamb", "lazy", "group")
+_OPTIMIZER = re.compile("(?i:adam|adagrad|ftrl|rmsprop|momentum|adadelta|sgd|lamb(?!da))|(Lazy|Group)[A-Z]")
+"""What an optimizer's name has in it. A user's lookup may be called "group_id" or "lambda"."""
 
 _OF_SLOTS = (
     ({"m", "v"}, "Adam"),
@@ -195,7 +196,7 @@ def _split(table: SavedTable, owner: SavedTable) -> tuple[str, str] | None:
 
 
 def _is_optimizer(op: str) -> bool:
-    return any(name in op.lower() for name in OPTIMIZERS)
+    return _OPTIMIZER.search(op) is not None
 
 
 def status_of(base: str, bases: Container[str]) -> tuple[str, Literal["freqs", "versions"]] | None:

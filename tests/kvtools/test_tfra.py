@@ -151,6 +151,14 @@ def test_parts_that_own_keys_by_floor_mod_or_by_no_rule_of_tfra_are_told(tmp_pat
             ["optimizer/emb.Slook.Sm/tables_of_emb.Slook.Sm", "optimizer/emb.Slook.Sv/tables_of_emb.Slook.Sv"],
             ["Adam.m", "Adam.v"],
         ),
+        *(
+            (
+                "m/user/tables_of_emb",
+                [f"optimizer/emb.S{look}.S{slot}/tables_of_emb.S{look}.S{slot}" for slot in "mv"],
+                ["Adam.m", "Adam.v"],
+            )
+            for look in ("group_id", "lazy", "lambda_1")
+        ),
         (
             "p/tables_of_a.Sb",
             ["o/a.Sb.SDynamicEmbedding.Sx-shadow.Szeta/tables_of_a.Sb.SDynamicEmbedding.Sx-shadow.Szeta"],
