@@ -8,15 +8,16 @@ Format: https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/pro
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kvtools.dialects.bundle.wire import WireError, put_varint, read_fields
 from kvtools.errors import CorruptFileError
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _ATTRIBUTES = "/.ATTRIBUTES/"
-_CHILD, _ATTRIBUTE, _NODE_ID, _LOCAL_NAME, _ATTRIBUTE_NAME, _TENSOR, _HAS_VALUES = 1, 2, 1, 2, 1, 3, 5
+_CHILD, _ATTRIBUTE, _NODE_ID, _LOCAL_NAME, _ATTRIBUTE_NAME, _FULL_NAME, _TENSOR, _HAS_VALUES = 1, 2, 1, 2, 1, 2, 3, 5
 _SAVER, _SAVER_NAME, _OBJECT_NAME = 4, 1, 2
 
 
@@ -38,17 +39,11 @@ def extend_object_graph(graph: bytes, tensors: Iterable[str] = (), *, savers: Ma
         >>> extend_object_graph(graph, ["m/v/.ATTRIBUTES/VARIABLE_VALUE"]) == graph
         True
     """
-    try:
-        nodes = [bytearray(value) for number, value in read_fields(graph) if number == 1 and isinstance(value, bytes)]
-        nodes = nodes or [bytearray(_NEW)]
+    with _well_formed():
+        nodes = [bytearray(node) for node in _nodes(graph)] or [bytearray(_NEW)]
         children = [_children(bytes(node), len(nodes)) for node in nodes]
         known = {tensor for node in nodes for tensor in _attributes(bytes(node))}
         saved = {path for node in nodes for path in _saved_by_themselves(bytes(node))}
-    except (WireError, UnicodeDecodeError) as error:
-        raise CorruptFileError(
-            f"reading '{OBJECT_GRAPH}': got malformed bytes ({error}), expected an object graph; write the checkpoint"
-            " again"
-        ) from error
 
     def node_at(path: str) -> int:
         at = 0
@@ -76,6 +71,27 @@ def extend_object_graph(graph: bytes, tensors: Iterable[str] = (), *, savers: Ma
     return b"".join(_message(1, bytes(node)) for node in nodes)
 
 
+def full_names(graph: bytes) -> set[str]:
+    """Return what the variables in a serialized graph were called, such as "Adam/m/dense/kernel".
+
+    Raises:
+        CorruptFileError: `graph` is no object graph.
+    """
+    with _well_formed():
+        return {name for node in _nodes(graph) for name in _attributes(node, _FULL_NAME)}
+
+
+@contextlib.contextmanager
+def _well_formed() -> Iterator[None]:
+    try:
+        yield
+    except (WireError, UnicodeDecodeError) as error:
+        raise CorruptFileError(
+            f"reading '{OBJECT_GRAPH}': got malformed bytes ({error}), expected an object graph; write the checkpoint"
+            " again"
+        ) from error
+
+
 def unescape(local_name: str) -> str:
     """Return the name of an object that its path in a tensor's name spells with ".S" for "/" and ".." for ".".
 
@@ -83,6 +99,10 @@ def unescape(local_name: str) -> str:
     'a/b.c'
     """
     return re.sub(r"\.(\.|S)", lambda found: "/" if found[1] == "S" else ".", local_name)
+
+
+def _nodes(graph: bytes) -> list[bytes]:
+    return [value for number, value in read_fields(graph) if number == 1 and isinstance(value, bytes)]
 
 
 def _children(node: bytes, nodes: int) -> dict[str, int]:
@@ -97,13 +117,13 @@ def _children(node: bytes, nodes: int) -> dict[str, int]:
     return found
 
 
-def _attributes(node: bytes) -> set[str]:
+def _attributes(node: bytes, field: int = _TENSOR) -> set[str]:
     found: set[str] = set()
     for number, value in read_fields(node):
         if number == _ATTRIBUTE and isinstance(value, bytes):
-            tensor = dict(read_fields(value)).get(_TENSOR, b"")
-            if isinstance(tensor, bytes):
-                found.add(tensor.decode())
+            text = dict(read_fields(value)).get(field, b"")
+            if isinstance(text, bytes):
+                found.add(text.decode())
     return found
 
 

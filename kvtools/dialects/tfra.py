@@ -9,6 +9,7 @@ policy: `tfra_names.py` finds out whose they are. Specified in `docs/dialects/tf
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -26,11 +27,11 @@ from kvtools.dialects.column import Column
 from kvtools.dialects.column_table import ColumnTable, KeyedColumn, KeyedSlotsTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint, TableReader
-from kvtools.dialects.object_graph import OBJECT_GRAPH, extend_object_graph
+from kvtools.dialects.object_graph import OBJECT_GRAPH, extend_object_graph, full_names
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import SlotSchema, TableSchema, VariableSchema, numpy_dtype
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
-from kvtools.dialects.tfra_names import Role, SavedTable, assign_roles, initial_of, of_path, of_scope
+from kvtools.dialects.tfra_names import Role, SavedTable, assign_roles, initial_of, of_path, of_scope, optimizers_of
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 from kvtools.partition import owners
@@ -152,14 +153,25 @@ def stored_tables(bundle: Bundle, options: OpenOptions) -> tuple[list[StoredTabl
         used.add(tensor)
     stored: list[StoredTable] = []
     broken: dict[str, KvtoolsError] = {}
+    optimizers = _optimizers(bundle) if any(saved.tracked for saved in groups) else {}
     for saved, found in groups.items():
         try:
-            stored.append(_open_stored(bundle, saved, found))
+            named = dataclasses.replace(saved, optimizer=optimizers.get(saved.name, ""))
+            stored.append(_open_stored(bundle, named, found))
         except KvtoolsError as error:
             if not options.lenient:
                 raise
             broken[saved.name] = error
     return stored, used, broken
+
+
+def _optimizers(bundle: Bundle) -> dict[str, str]:
+    """Return whose slots tables are, by name, as far as an object graph says so."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(KvtoolsError):  # A graph that is damaged leaves the tables as they are.
+        for graph in bundle.strings(OBJECT_GRAPH) if OBJECT_GRAPH in bundle else ():
+            found |= optimizers_of(full_names(graph))
+    return found
 
 
 def _open_stored(bundle: Bundle, saved: SavedTable, found: _Tensors) -> StoredTable:

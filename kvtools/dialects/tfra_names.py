@@ -33,6 +33,9 @@ so than that name."""
 _OPTIMIZER = re.compile("(?i:adam|adagrad|ftrl|rmsprop|momentum|adadelta|sgd|lamb(?!da))|(Lazy|Group)[A-Z]")
 """What an optimizer's name has in it. A user's lookup may be called "group_id" or "lambda"."""
 
+_KERAS_OPTIMIZERS = frozenset(
+    {"Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lion", "Nadam", "RMSprop", "SGD"}
+)
 _OF_SLOTS = (
     ({"m", "v"}, "Adam"),
     ({"m", "u"}, "Adamax"),
@@ -58,7 +61,8 @@ class SavedTable:
     `place` is where it is, unique in its checkpoint: the tensor name or path up to the part. `base` is the variable's
     name with "/" as "_". `name` is the name itself: as TFRA saved it, or the best guess from where it stands.
     `scope` is the last component of its name scope, "" if there is none. `tracked` tells that an object graph has it
-    under its own name, as it has slots and status but no variable of a user.
+    under its own name, as it has slots and status but no variable of a user. `optimizer` is whose slot the object graph
+    says that it is.
     """
 
     place: str
@@ -66,6 +70,7 @@ class SavedTable:
     name: str
     scope: str = ""
     tracked: bool = False
+    optimizer: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,23 @@ def of_path(place: str) -> SavedTable:
     return SavedTable(place, name.replace("/", "_"), name, "", "/" in name and bool(path) and path[-1] == escaped)
 
 
+def optimizers_of(full_names: Iterable[str]) -> dict[str, str]:
+    """Return Keras' optimizers by the names of their slots, of the full names in an object graph.
+
+    An optimizer has the rows of the last step in its lists, beside the slots of dense variables.
+
+    >>> optimizers_of(["AdamW/emb/look/m", "AdamW/m/dense/kernel", "dense/kernel"])
+    {'emb/look/m': 'AdamW', 'm/dense/kernel': 'AdamW'}
+    """
+    found = {}
+    for full_name in full_names:
+        first, _, name = full_name.partition("/")
+        optimizer = _NUMBERED.sub("", first)
+        if optimizer in _KERAS_OPTIMIZERS:
+            found[name] = optimizer
+    return found
+
+
 def of_file(base: str) -> SavedTable:
     """Describe a table of which there is a file: no more than the name with "/" as "_"."""
     return SavedTable(base, base, base)
@@ -138,7 +160,7 @@ def assign_roles(tables: Sequence[SavedTable], alike: Callable[[SavedTable, Save
                 break
     # A slot's slot would be a user's own variable that looks like one: only variables own slots.
     found = {place: role for place, role in found.items() if role[0].place not in found}
-    return _labelled(found)
+    return _labelled(found, {table.place: table.optimizer for table in tables})
 
 
 def initial_of(slot: str) -> float:
@@ -227,6 +249,7 @@ def _status(
 
 def _labelled(
     found: Mapping[str, tuple[SavedTable, Literal["slot", "freqs", "versions"], str, str]],
+    optimizers: Mapping[str, str],
 ) -> dict[str, Role]:
     groups: dict[tuple[str, str], set[str]] = {}
     for owner, _, op, slot in found.values():
@@ -239,7 +262,7 @@ def _labelled(
                 taken.add((owner.place, kind))
                 roles[place] = Role(owner.place, kind)
             continue
-        known = op if _is_optimizer(op.split("/")[-1]) else None
+        known = optimizers[place] or (op if _is_optimizer(op.split("/")[-1]) else None)
         label = f"{known or optimizer_of(groups[owner.place, op]) or op or 'optimizer'}.{slot}"
         if (owner.place, label) in taken:
             label = f"{op or 'optimizer'}.{slot}"

@@ -197,6 +197,38 @@ def test_slots_are_named_by_their_optimizer(
     }
 
 
+def _graph(*full_names: str) -> bytes:
+    """An object graph of variables that were called so: a node (1) of each, with an attribute (2) of a name (2)."""
+
+    def message(field: int, value: bytes) -> bytes:
+        return bytes([field << 3 | 2, len(value)]) + value
+
+    return b"".join(message(1, message(2, message(2, full_name.encode()))) for full_name in full_names)
+
+
+@pytest.mark.parametrize(
+    "graph, optimizer",
+    [
+        (_graph("AdamW/emb/look/m", "AdamW/emb/look/v", "AdamW/m/dense"), "AdamW"),
+        (_graph("Nadam_1/emb/look/m", "Nadam_1/emb/look/v"), "Nadam"),
+        (_graph("AdamW/other/look/m", "mine/emb/look/m"), "Adam"),
+        (b"no graph", "Adam"),
+    ],
+)
+def test_an_object_graph_tells_the_optimizer_of_slots(
+    graph: bytes, optimizer: str, tmp_path: Path, save_plain: SavePlain
+) -> None:
+    saved: dict[str, Any] = {"_CHECKPOINTABLE_OBJECT_GRAPH": graph}
+    slots = [f"o/emb.Slook.S{slot}/tables_of_emb.Slook.S{slot}" for slot in "mv"]
+    for place in ("user/tables_of_emb", *slots):
+        saved |= {
+            f"{place}/0/.ATTRIBUTES/table-keys": KEYS,
+            f"{place}/0/.ATTRIBUTES/table-values": np.ones((len(KEYS), 2), np.float32),
+        }
+    (table,) = open_checkpoint(save_plain(tmp_path / "ckpt", saved)).tables.values()
+    assert sorted(table.slots) == [f"{optimizer}.m", f"{optimizer}.v"]
+
+
 @pytest.mark.parametrize("other", ["user_item/user_item", "item/user_item", "deep/user_vector/deep_user_vector"])
 def test_a_variable_whose_name_begins_like_anothers_is_no_slot(
     other: str, tmp_path: Path, save_plain: SavePlain
