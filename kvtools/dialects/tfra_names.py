@@ -32,6 +32,8 @@ so than that name."""
 
 _OPTIMIZER = re.compile("(?i:adam|adagrad|ftrl|rmsprop|momentum|adadelta|sgd|lamb(?!da))|(Lazy|Group)[A-Z]")
 """What an optimizer's name has in it. A user's lookup may be called "group_id" or "lambda"."""
+_LOOKUP = "-shadow"
+"""What the lookup of TFRA's Keras layers ends in."""
 
 _KERAS_OPTIMIZERS = frozenset(
     {"Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lion", "Nadam", "RMSprop", "SGD"}
@@ -218,7 +220,7 @@ def _split(table: SavedTable, owner: SavedTable) -> tuple[str, str] | None:
 
 
 def _is_optimizer(op: str) -> bool:
-    return _OPTIMIZER.search(op) is not None
+    return not op.endswith(_LOOKUP) and _OPTIMIZER.search(op) is not None
 
 
 def status_of(base: str, bases: Container[str]) -> tuple[str, Literal["freqs", "versions"]] | None:

@@ -157,7 +157,7 @@ def test_parts_that_own_keys_by_floor_mod_or_by_no_rule_of_tfra_are_told(tmp_pat
                 [f"optimizer/emb.S{look}.S{slot}/tables_of_emb.S{look}.S{slot}" for slot in "mv"],
                 ["Adam.m", "Adam.v"],
             )
-            for look in ("group_id", "lazy", "lambda_1")
+            for look in ("group_id", "lazy", "lambda_1", "madam-shadow")
         ),
         (
             "p/tables_of_a.Sb",
