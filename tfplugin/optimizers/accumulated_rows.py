@@ -16,6 +16,7 @@ from tfplugin.ops import raw
 from tfplugin.optimizers.fused import compute_dtype
 from tfplugin.optimizers.generic_update import RowUpdate, sum_equal_keys
 
+
 class AccumulatedRows(autotrackable.AutoTrackable):
     """The gradients of a table since the optimizer's last update, in the place of the accumulator of a dense variable.
 
