@@ -16,7 +16,7 @@ from kvtools.dialects.schema import row_bytes
 from kvtools.errors import BadInputError
 from kvtools.field_names import FIELDS, field_name
 from kvtools.row_filter import RowFilter
-from kvtools.row_norms import row_norms
+from kvtools.row_norms import norms_shown
 from kvtools.table_names import near
 from kvtools.table_view import TableView, replace_schema
 
@@ -140,13 +140,6 @@ class ColumnChoice:
         if "part" in self.computed:
             found["part"] = np.full(len(chunk), chunk.part, np.int32)
         return found
-
-
-def norms_shown(values: Array) -> Array:
-    """Return the Euclidean norm of each row of `values` [n, dim], as outputs and queries have it: summed in float64,
-    float32 but for rows of float64, and infinite where that does not hold one."""
-    with np.errstate(over="ignore"):
-        return row_norms(values, "l2").astype(np.float64 if values.dtype == np.float64 else np.float32)
 
 
 def choose_columns(names: Sequence[str], tables: Sequence[TableReader]) -> ColumnChoice:

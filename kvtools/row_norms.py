@@ -32,6 +32,13 @@ def row_norms(values: npt.NDArray[Any], norm: Literal["abs", "l2"]) -> npt.NDArr
     return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
 
 
+def norms_shown(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the Euclidean norm of each row of `values` [n, dim], as outputs and queries have it: summed in float64,
+    float32 but for rows of float64, and infinite where that does not hold one."""
+    with np.errstate(over="ignore"):
+        return row_norms(values, "l2").astype(np.float64 if values.dtype == np.float64 else np.float32)
+
+
 def as_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return numbers as float32 or float64, whichever holds them.
 

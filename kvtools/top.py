@@ -19,10 +19,9 @@ from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import row_bytes
 from kvtools.engine import run_all
 from kvtools.errors import BadInputError, UsageError
-from kvtools.get import norms_shown
 from kvtools.read_ahead import read_ahead
 from kvtools.row_filter import RowFilter
-from kvtools.row_norms import row_norms
+from kvtools.row_norms import norms_shown, row_norms
 from kvtools.top_rows import Scores, sortable
 
 _KEY_ROWS = 1 << 18

@@ -22,7 +22,7 @@ import numpy as np
 from kvtools.dialects.arrow_columns import arrow_numbers, import_pyarrow, widened
 from kvtools.dialects.chunk import Array, Chunk, Columns
 from kvtools.dialects.schema import TableSchema
-from kvtools.row_norms import row_norms
+from kvtools.row_norms import norms_shown
 
 MOST_FIXED = 100_000
 """The widest array that DuckDB has; wider rows are lists."""
@@ -200,8 +200,7 @@ def column_numbers(chunk: Chunk, column: QueryColumn) -> Array:
     if column.kind == "part":
         return np.full(len(chunk), chunk.part, np.int32)
     if column.kind == "norm" and chunk.values is not None:
-        with np.errstate(over="ignore"):  # a norm that the type does not hold is infinite
-            return row_norms(chunk.values, "l2").astype(column.dtype, copy=False)
+        return norms_shown(chunk.values)
     if column.kind == "slot":
         numbers = chunk.slots.get(column.slot)
     else:

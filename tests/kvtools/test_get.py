@@ -183,7 +183,7 @@ def test_key_files_that_are_no_text_are_told_as_what_they_are(tmp_path: Path) ->
 
 
 def test_a_norm_that_its_type_does_not_hold_is_infinite_without_a_warning() -> None:
-    from kvtools.get import norms_shown
+    from kvtools.row_norms import norms_shown
 
     with np.errstate(over="raise"):
         assert norms_shown(np.full((1, 2), 3e38, np.float32)).tolist() == [np.inf]
