@@ -13,6 +13,7 @@ _BEFORE = re.compile(
     r"(?:\{\{function_node [^}]*\}\} )?",
     re.DOTALL | re.MULTILINE,
 )
+_AFTER = re.compile(r"\[\[\{\{(?:function_)?node ")
 
 
 def reason(error: Exception) -> str:
@@ -26,4 +27,4 @@ def reason(error: Exception) -> str:
         text = error.object.decode(errors="backslashreplace")
     else:
         text = str(getattr(error, "message", None) or error)
-    return one_line(_BEFORE.sub("", text, count=1).partition("[[{{node")[0])
+    return one_line(_AFTER.split(_BEFORE.sub("", text, count=1), maxsplit=1)[0])

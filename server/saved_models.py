@@ -67,7 +67,8 @@ class ModelSignature:
             tuple(self.inputs[name].tensor for name in names),
             [inputs[name] for name in names],
         )
-        return {name: np.asarray(array) for name, array in zip(outputs, fetched, strict=True)}
+        # The type is said: of one string, which is no array, NumPy would make text of fixed width.
+        return {name: np.asarray(array, self.outputs[name].dtype) for name, array in zip(outputs, fetched, strict=True)}
 
 
 class _Graph:
@@ -144,7 +145,11 @@ class SavedModelStore:
                 continue  # what initialises the model
             inputs, outputs = _specs(definition.inputs), _specs(definition.outputs)
             if inputs is None or not outputs:
-                _LOG.warning("'%s': signature '%s' has tensors that are not dense; it is left out", self.path, name)
+                _LOG.warning(
+                    "'%s': signature '%s' has tensors that are not dense, or of a type that no request has; it is left out",
+                    self.path,
+                    name,
+                )
                 continue
             self.signatures[name] = ModelSignature(name, inputs, outputs, definition.method_name, runs, self.reads)
         if not self.signatures:

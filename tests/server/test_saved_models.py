@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("tf")
 
 @pytest.fixture(scope="module")
 def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`serving_default`: x [n, 2] -> scores [n, 1], twice [n, 2]; `words`: text [n] -> upper, raw_bytes; `half`."""
+    """`serving_default`: x [n, 2] -> scores [n, 1], twice; `words`: text [n] -> upper, raw_bytes; `word`; `half`."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     module = tf.Module()
     module.weights = tf.Variable([[2.0], [3.0]])
@@ -66,7 +66,9 @@ def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         tf.debugging.assert_less(tf.size(a), 5, "too many")
         return {"b": tf.where(negative, -a, a)}
 
-    tf.saved_model.save(module, str(folder), {"serving_default": scores, "words": words, "half": half})
+    word = tf.function(lambda text: {"same": tf.identity(text)}, [tf.TensorSpec([], tf.string, name="text")])
+    signatures = {"serving_default": scores, "word": word.get_concrete_function(), "words": words, "half": half}
+    tf.saved_model.save(module, str(folder), signatures)
     return folder
 
 
@@ -103,6 +105,21 @@ def test_strings_and_bytes(client: TestClient) -> None:
     assert answer["predictions"][0] == {"upper": "Hé", "raw_bytes": {"b64": "aMOp"}}
     assert answer["predictions"][1]["raw_bytes"] == {"b64": "AP8="}
     assert predict(client, signature_name="words", instances=[{"b64": "%"}]) == (400, "Unable to base64 decode")
+
+
+def test_a_string_may_be_a_scalar(catalog: Catalog, client: TestClient) -> None:
+    assert predict(client, signature_name="word", inputs="hé") == {"outputs": "hé"}
+    assert predict(client, signature_name="word", inputs={"text": {"b64": "YQAA"}}) == {"outputs": "a\0\0"}
+    text = {"name": "text", "datatype": "BYTES", "shape": [], "data": ["a\0"]}
+    document = {"inputs": [text], "parameters": {"signature_name": "word"}}
+    assert client.post("/v2/models/ranker/infer", json=document).json()["outputs"] == [{**text, "name": "same"}]
+    request = message("tensorflow.serving.PredictRequest")(
+        model_spec={"name": "ranker", "signature_name": "word"}, inputs={"text": {"dtype": 7, "string_val": [b"a\0"]}}
+    )
+    data = tensorflow_grpc.methods(catalog, Settings())["/tensorflow.serving.PredictionService/Predict"](
+        request.SerializeToString(), Caller()
+    )
+    assert message("tensorflow.serving.PredictResponse").FromString(data).outputs["same"].string_val == [b"a\0"]
 
 
 @pytest.mark.parametrize("half", [b"\\ud800", b"\\uDC00x", b"\xed\xa0\x80"])
@@ -163,7 +180,7 @@ def test_v2_refuses_to_tell_in_json_what_is_no_text(client: TestClient) -> None:
     [
         ({"instances": [[1, 2, 3]]}, "input 'x': expected shape [-1, 2], got [1, 3]"),
         ({"instances": [["a", 2]]}, 'JSON Value: "a" Type: String is not of expected type: float'),
-        ({"inputs": {"x": [[1, 2]]}, "signature_name": "y"}, '"half", "serving_default", "words"'),
+        ({"inputs": {"x": [[1, 2]]}, "signature_name": "y"}, '"half", "serving_default", "word", "words"'),
         ({"inputs": {"a": [1, 2, 3, 4, 5], "negative": False}, "signature_name": "half"}, "too many"),
         ({"inputs": {"a": [1]}, "signature_name": "half"}, "Missing named input: negative"),
         ({"inputs": [1], "signature_name": "half"}, "expecting an object"),
@@ -190,7 +207,7 @@ def test_metadata_is_the_models_own(client: TestClient) -> None:
     metadata = client.get("/v1/models/ranker/metadata").json()
     assert metadata["model_spec"] == {"name": "ranker", "signature_name": "", "version": "4"}
     definitions = metadata["metadata"]["signature_def"]["signature_def"]
-    assert sorted(definitions) == ["half", "serving_default", "words"]
+    assert sorted(definitions) == ["half", "serving_default", "word", "words"]
     assert definitions["serving_default"]["inputs"] == {
         "x": {
             "dtype": "DT_FLOAT",
@@ -277,6 +294,7 @@ def test_errors_of_operations_say_what_is_wrong_and_not_where_in_the_graph(tf: A
         signatures = {
             "rows": signature({"ids": ids}, {"rows": tf1.gather([1.0, 2.0], ids)}),
             "parsed": signature({"examples": examples}, {"a": parsed}),
+            "sum": signature({"ids": ids}, {"sum": tf.function(lambda x: x[:2] + x)(ids)}),
         }
         builder.add_meta_graph_and_variables(session, ["serve"], signatures)
         builder.save()
@@ -284,6 +302,8 @@ def test_errors_of_operations_say_what_is_wrong_and_not_where_in_the_graph(tf: A
     with pytest.raises(ProtocolError) as told:
         store.signatures["rows"].run({"ids": np.array([7])}, ["rows"], Settings())
     assert str(told.value) == "indices[0] = 7 is not in [0, 2)"
+    with pytest.raises(ProtocolError, match=r"^Incompatible shapes: \[2\] vs. \[3\]$"):
+        store.signatures["sum"].run({"ids": np.arange(3)}, ["sum"], Settings())
     with pytest.raises(ProtocolError, match=r"^Could not parse example input, value: '\\xff'$"):
         store.signatures["parsed"].run({"examples": np.array([b"\xff"], object)}, ["a"], Settings())
 
@@ -419,9 +439,8 @@ def test_warm_up_requests_are_answered_and_bad_ones_told(
         open_store(model)
     assert len(asked) == 3 and asked[0][0].tolist() == [[1, 2]] and asked[2][0].tolist() == [b"a"]
     told = [record.message.partition("5': ")[2] for record in caplog.records]
-    assert (
-        told[0] == "warm-up request 2 is left out: there is no signature 'none', but 'half', 'serving_default', 'words'"
-    )
+    known = "'half', 'serving_default', 'word', 'words'"
+    assert told[0] == f"warm-up request 2 is left out: there is no signature 'none', but {known}"
     assert told[1].startswith("warm-up request 3 is left out: ") and "too many" in told[1]
     assert told[2].startswith("warm-up request 4 is left out: got malformed bytes")
     assert told[3] == "warmed up by 2 requests"
