@@ -17,14 +17,14 @@ _HEDGES_PER_CALL = 0.1
 
 
 class Replica:
-    """One server. `checked`: it was found to be what it should be, when it had `version`; see `Session`."""
+    """One server. `checked`: it was found to be what it should be, when its models had `versions`; see `Session`."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.under_way = 0
         self.rests_until = -math.inf
         self.checked = False
-        self.version: int | None = None
+        self.versions: dict[str | None, int] = {}
         self.misses = 0
         self.generation = 0
 

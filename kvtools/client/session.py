@@ -10,7 +10,7 @@ import json
 import threading
 import time
 import urllib.parse
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
@@ -44,6 +44,10 @@ _ROUNDS = 3  # in which pieces of one lookup may turn out to be of different ver
 _SUSPECT_MISSES = 8  # answers without any row, after which a server is believed to have none
 _SUSPECT_KEYS = 256
 _TABLES_SHOWN = 3
+
+
+class _ChangedError(BadAnswerError):
+    """A table is not as it was described: another version is served."""
 
 
 @dataclass
@@ -157,9 +161,11 @@ class Session:
         """Return embeddings and found of each table's keys."""
         _check_missing(missing)
         deadline = self._deadline()
-        known = self._tables or (yield from self._describe(deadline))
-        if any(name not in known.tables for name in keys):
-            known = yield from self._describe(deadline)  # A new version may have it.
+        return (yield from self._as_described(deadline, lambda known: self._rows(known, keys, missing, deadline)))
+
+    def _rows(
+        self, known: Tables, keys: Mapping[str, Any], missing: Missing | None, deadline: float
+    ) -> Steps[dict[str, Rows]]:
         wanted = {}
         for name, asked in keys.items():
             table = self._whole(known.table(name))
@@ -183,9 +189,20 @@ class Session:
             raise UsageError(f"looking up in table '{table}': got {combiner=}, expected one of {', '.join(COMBINERS)}")
         _check_missing(missing)
         deadline = self._deadline()
-        known = self._tables or (yield from self._describe(deadline))
-        if table not in known.tables:
-            known = yield from self._describe(deadline)
+        bags = (table, keys, row_splits, combiner, weights)
+        return (yield from self._as_described(deadline, lambda known: self._pooled(known, *bags, missing, deadline)))
+
+    def _pooled(
+        self,
+        known: Tables,
+        table: str,
+        keys: Any,
+        row_splits: Any,
+        combiner: Combiner,
+        weights: Any,
+        missing: Missing | None,
+        deadline: float,
+    ) -> Steps[Array]:
         described = self._whole(known.table(table))
         flat = wire_keys(keys, described)
         splits, weighed = _bags(flat, row_splits, weights, table)
@@ -202,10 +219,27 @@ class Session:
                 if not (yield from self._check([(piece, call, True)], known, deadline)):
                     return answer.embeddings
         # Bags lie across servers or requests: their rows come here, and are pooled here.
-        rows = yield from self.lookup_many(
-            {table: flat if described.key_dtype != "uint64" else flat.view(np.uint64)}, missing
-        )
+        rows = yield from self._rows(known, {table: typed_keys(flat, described)}, missing, deadline)
         return pool(rows[table][0], splits, combiner, weighed)
+
+    def _as_described(self, deadline: float, look_up: Callable[[Tables], Steps[T]]) -> Steps[T]:
+        """Return what `look_up` gives, by the tables that are known; by those of now where they may have changed."""
+        known, rounds = self._tables, 0
+        while True:
+            rounds += 1
+            before = known
+            if known is None:
+                known = yield from self._describe(deadline)
+            try:
+                return (yield from look_up(known))
+            except (UnknownTableError, UsageError):  # a new version may have the table, or take the key
+                if before is None:
+                    raise
+            except _ChangedError:
+                self._tables = None
+                if rounds == _ROUNDS:
+                    raise
+            known = None
 
     def _deadline(self) -> float:
         return time.monotonic() + self.options.timeout
@@ -289,8 +323,7 @@ class Session:
             shape = (rows, known.tables[asked.table].dim)
             found = 0 if part.found is None else len(part.found)
             if part.embeddings.shape != shape or (asked.combiner is None and found != rows):
-                self._tables = None
-                raise BadAnswerError(
+                raise _ChangedError(
                     f"{doing}: got rows {list(part.embeddings.shape)} of table '{asked.table}', expected {list(shape)}:"
                     " it changed its dim; look up again"
                 )
@@ -331,7 +364,7 @@ class Session:
         answer = _checked(call)
         assert call.replica is not None
         listing = tables_of(answer.body.tobytes(), f"asking {_place(call)}", self.options.max_keys)
-        call.replica.version = listing.version
+        call.replica.versions = dict(listing.versions)
         if self.options.export is not None and listing.export != self.options.export:
             # A server that knows of exports has refused; this one would answer from whatever it has.
             raise WrongExportError(
@@ -373,9 +406,7 @@ class Session:
         for piece, call, _ in answered:
             replica = call.replica
             assert replica is not None
-            if replica.version is None:
-                replica.version = piece.version
-            if replica.version != piece.version:
+            if replica.versions.setdefault(_model(piece, known), piece.version) != piece.version:
                 replica.forget()
             if not replica.checked:
                 new[id(replica)] = piece, replica
@@ -391,18 +422,24 @@ class Session:
             if isinstance(call.error, UnavailableError):
                 lost.add(id(replica))
             else:
-                self._look_at(call, piece)
+                self._look_at(call, piece, known)
         if len(self.shards) > 1:
             yield from self._look_at_rows([one for one in answered if id(one[1].replica) not in lost], known, deadline)
         return [piece for piece, call, _ in answered if id(call.replica) in lost]
 
-    def _look_at(self, call: Call, piece: _Piece) -> None:
+    def _look_at(self, call: Call, piece: _Piece, known: Tables) -> None:
         """Look at what a server lists that answered `piece`."""
         replica = call.replica
         listing = self._listing(call, piece.shard)
         assert replica is not None
-        if replica.version is None:
-            replica.version = piece.version
+        replica.versions.setdefault(_model(piece, known), piece.version)
+        for name in [part.table for part in piece.parts if part.table in listing.tables]:
+            was, now = known.tables[name].key_dtype, listing.tables[name].key_dtype
+            if was != now:  # the bits that were sent may be other keys
+                replica.forget()
+                raise _ChangedError(
+                    f"looking up at {_place(call)}: the keys of table '{name}' were {was} and are {now}; look up again"
+                )
         if len(self.shards) > 1:
             return
         self._tables = None
@@ -486,6 +523,11 @@ def _halves(piece: _Piece) -> list[_Piece]:
             if len(part.keys[run]):
                 half.add(wanted, where[run], part.keys[run])
     return halves
+
+
+def _model(piece: _Piece, known: Tables) -> str | None:
+    """Return the model that a piece is asked of, all of whose tables are of one."""
+    return known.tables[piece.parts[0].table].model
 
 
 def _has_rows(part: TableRows) -> bool:

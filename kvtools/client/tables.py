@@ -46,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a server, what it takes at once, and the version of the model, where it says so.
+    """The tables of a server, what it takes at once, and the version of each model, by what its tables have as `model`.
 
     `several` are names of tables that more than one of its models has, and those models. `export` names what they were
     exported with, where that was a model in two halves.
@@ -55,7 +55,7 @@ class Tables:
     tables: Mapping[str, Table]
     max_keys: int
     max_values: int
-    version: int | None = None
+    versions: Mapping[str | None, int] = field(default_factory=dict)
     several: Mapping[str, Sequence[str]] = field(default_factory=dict)
     export: str | None = None
 
@@ -97,13 +97,14 @@ def tables_of(body: bytes, doing: str, max_keys: int) -> Tables:
             if one["name"] not in several
         }
         keys, values = int(limits.get("max_keys", max_keys)), int(limits.get("max_values", VALUES_AT_ONCE))
-        version = None if listing.get("version") is None else int(listing["version"])
+        said = {None: listing.get("version")} | {one["model"]: one["version"] for one in listing.get("models", [])}
+        versions = {model: int(version) for model, version in said.items() if version is not None}
         export = None if listing.get("export") is None else str(listing["export"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadAnswerError(
             f"{doing}: its list of tables is not one of kvtools serve ({error!r}); check the URL"
         ) from error
-    return Tables(tables, max(1, min(keys, max_keys)), max(1, values), version, several, export)
+    return Tables(tables, max(1, min(keys, max_keys)), max(1, values), versions, several, export)
 
 
 def wire_keys(keys: Any, table: Table) -> Array:

@@ -210,16 +210,22 @@ def refusal(status: int, code: str, message: str, **headers: str) -> bytes:
 
 
 def rows_of(
-    tables: Mapping[str, Mapping[int, Any]], dim: int, *, version: int = 1, shard: Any = None, **limits: int
+    tables: Mapping[str, Mapping[int, Any]],
+    dim: int,
+    *,
+    version: int = 1,
+    shard: Any = None,
+    key_dtype: str = "int64",
+    **limits: int,
 ) -> Answers:
-    """What answers for these rows, as a server of int64 keys would."""
+    """What answers for these rows, as a server would."""
 
     def answer(asked: Asked) -> bytes:
         if asked.line.startswith("GET /v1/tables "):
             listed = [
                 {
                     "name": name,
-                    "key_dtype": "int64",
+                    "key_dtype": key_dtype,
                     "value_dtype": "float32",
                     "dim": dim,
                     "rows": len(rows),
@@ -235,8 +241,9 @@ def rows_of(
         found = []
         for one in lookups:
             rows = tables[one.table]
-            there = np.array([int(key) in rows for key in one.keys], np.bool_)
-            values = np.array([rows.get(int(key), [0.0] * dim) for key in one.keys], np.float32).reshape(-1, dim)
+            keys = one.keys.view(np.uint64 if key_dtype == "uint64" else np.int64).tolist()
+            there = np.array([key in rows for key in keys], np.bool_)
+            values = np.array([rows.get(key, [0.0] * dim) for key in keys], np.float32).reshape(-1, dim)
             if one.combiner is not None:
                 assert one.row_splits is not None
                 pooled = pool(values, one.row_splits, one.combiner, one.weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import multiprocessing
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from kvtools.client import (
     UnavailableError,
 )
 from kvtools.errors import UnknownTableError, UsageError
+from kvtools.lookup_frame import decode_request
 from kvtools.server.catalog import static_catalog
 from kvtools.server.observer import Observer
 from kvtools.server.request import RequestError
@@ -415,6 +417,41 @@ def test_pieces_of_one_lookup_are_of_one_version(make_client: Any) -> None:
         for _ in range(3):
             embeddings, _ = client.lookup("a", np.arange(100))
             assert set(embeddings[:, 0].tolist()) == {2.0}
+
+
+def test_a_new_version_may_have_other_keys_and_another_dim(make_client: Any) -> None:
+    def unsigned(version: int) -> Any:
+        return rows_of({"a": {1: [1.0], 2**64 - 5: [2.0]}}, 1, version=version, key_dtype="uint64")
+
+    with fake_server(unsigned(1)) as fake:
+        client = make_client(fake.url)
+        assert client.lookup("a", [2**64 - 5])[0].tolist() == [[2.0]]
+        fake.answers = rows_of({"a": {1: [3.0], -5: [4.0]}}, 1, version=2)
+        with pytest.raises(UsageError, match="got key 18446744073709551611, expected int64"):
+            client.lookup("a", [2**64 - 5])  # whose bits are those of -5
+        fake.answers = unsigned(3)
+        assert client.lookup_pooled("a", [2**64 - 5], [0, 1]).tolist() == [[2.0]]
+        fake.answers = rows_of({"a": {1: [5.0, 6.0], -5: [7.0, 8.0]}}, 2, version=4)
+        assert client.lookup("a", [-5, 1])[0].tolist() == [[7.0, 8.0], [5.0, 6.0]]
+        fake.answers = rows_of({"a": {1: [9.0]}}, 1, version=5)
+        assert client.lookup_pooled("a", [1], [0, 1]).tolist() == [[9.0]]
+
+
+def test_models_have_versions_of_their_own(make_client: Any) -> None:
+    of = {"a": rows_of({"a": {1: [1.0]}}, 1, version=3), "b": rows_of({"b": {1: [2.0]}}, 1, version=8)}
+    tables = [{"key_dtype": "int64", "value_dtype": "float32", "dim": 1, "rows": 1, "name": one} for one in of]
+    models = [{"model": "of a", "version": 3}, {"model": "of b", "version": 8}, {"model": "loading", "version": None}]
+    listed = [{**table, "model": f"of {table['name']}"} for table in tables]
+    listing = http(200, json.dumps({"model": None, "version": None, "models": models, "tables": listed}).encode())
+
+    def answers(asked: Any) -> bytes | None:
+        return listing if asked.line.startswith("GET") else of[decode_request(asked.body)[0][0].table](asked)
+
+    with fake_server(answers) as fake:
+        client = make_client(fake.url)
+        for _ in range(3):
+            assert [client.lookup(table, [1])[0].tolist() for table in of] == [[[1.0]], [[2.0]]]
+        assert len(fake.asked) - len(fake.lookups) == 1  # the tables are asked for once, not at every change of tables
 
 
 def test_lists_of_several_lengths_are_no_keys(make_client: Any, url: str) -> None:
