@@ -22,6 +22,7 @@ answer for `body_timeout` is cut off. One timer for each connection looks after 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import sys
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -369,7 +371,8 @@ class LookupProtocol(HttpToolsProtocol):
     def _feed(self, data: bytes) -> None:
         """The usual way."""
         was_head, before = self._open == "head", self._requests
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._open == "head" and not self.transport.is_closing():
             if self._requests != before:  # most of what came is of other requests
                 self._head_bytes = 0
@@ -377,6 +380,28 @@ class LookupProtocol(HttpToolsProtocol):
                 self._head_bytes = len(data) + (self._head_bytes if was_head else 0)
             if self._head_bytes > _HEAD_LIMIT:
                 self._refuse_head()
+
+    def _parse(self, data: bytes) -> None:
+        """Have the parser take what came.
+
+        A request that offers to go over to another protocol (h2c, as the clients of Java and curl do) is read again
+        without the offer, which a server need not take: the parser would take its body for that protocol's.
+        """
+        try:
+            while True:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except HttpParserUpgrade as offer:
+                    version = self.parser.get_http_version().encode()
+                    line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)
+                    fields = [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
+                    data = b"\r\n".join([line, *fields, b"", data[offer.args[0] :]])
+                    self.parser = HttpRequestParser(self)
+                    with contextlib.suppress(AttributeError):  # httptools before 0.6.3
+                        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        except HttpParserError:
+            self.send_400_response("")
 
     def _refuse_head(self) -> None:
         self._fail(431, "head_too_large", f"the head of the request is over {_HEAD_LIMIT} bytes")
@@ -467,11 +492,17 @@ class LookupProtocol(HttpToolsProtocol):
         if self._field_bytes > _HEAD_LIMIT:
             self._refuse_head()
             raise ValueError("the head is too large")  # has the parser stop
+        if self.parser.get_method() == b"CONNECT":
+            raise ValueError("this is no proxy")
+        if self.parser.should_upgrade():
+            return  # it is read again
         self._begin("body")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Note that a request is whole."""
+        if self.parser.should_upgrade():
+            return
         self._open = ""
         self._requests += 1
         super().on_message_complete()
@@ -627,12 +658,6 @@ def _ignore(data: bytes) -> None:
     del data
 
 
-def _is_not_ours(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's says what `send_400_response` does not say better."""
-    return record.msg != "Invalid HTTP request received."
-
-
 def make_protocol(lookups: Lookups) -> type[LookupProtocol]:
     """Return the protocol that answers from `lookups`, for `uvicorn.Config(http=...)`."""
-    logging.getLogger("uvicorn.error").addFilter(_is_not_ours)
     return type("LookupProtocol", (LookupProtocol,), {"lookups": lookups, "heads": {}, "shapes": {}, "__slots__": ()})

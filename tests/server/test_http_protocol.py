@@ -272,6 +272,23 @@ def test_http_1_0_and_close_are_kept(running: Running) -> None:
         assert (status, headers["connection"]) == (200, "close") and json.loads(answer)["found"] == [True]
 
 
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_an_offer_to_go_over_to_another_protocol_is_not_taken(running: Running, protocol: str) -> None:
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": protocol, "HTTP2-Settings": "AAMAAABkAAQAoAAA"}
+    chunks = b"8\r\n" + KEYS.tobytes()[:8] + b"\r\n10\r\n" + KEYS.tobytes()[8:] + b"\r\n0\r\n\r\n"
+    octets = {"Content_Type": BINARY, "Accept": BINARY}
+    whole = [message(LOOKUP, KEYS.tobytes(), **octets), message(LOOKUP, chunks, Transfer_Encoding="chunked", **octets)]
+    offering = [message(LOOKUP, KEYS.tobytes(), **octets, **offer)]
+    offering.append(message(LOOKUP, chunks, Transfer_Encoding="chunked", **octets, **offer))
+    last = [message("GET /healthz", Connection=f"close{more}", Upgrade=protocol) for more in ("", ", Upgrade")]
+    expected = responses(running.ask(b"".join(whole), last[0]))
+    assert [status for status, _, _ in expected] == [200] * 3 and expected[0][1]["x-embedding-shape"] == "3,4"
+    sent = b"".join([*offering, last[1]])
+    for cut in range(1, len(sent), 13):
+        assert responses(running.ask(sent[:cut], sent[cut:])) == expected, cut
+    assert responses(running.ask(message("CONNECT /", Connection="close") + sent))[0][0] == 400
+
+
 def test_a_client_is_told_to_go_on_or_not_to_send_at_all(running: Running) -> None:
     with running.connect() as connection:
         connection.sendall(message(LOOKUP, None, Expect="100-continue", Content_Length="13"))
