@@ -137,6 +137,9 @@ def test_the_manifest(started: Any) -> None:
     (serving,) = pod["containers"]
     entry, environment = container()
     environment |= {item["name"]: item["value"] for item in serving["env"]}
+    if pod.get("enableServiceLinks", True):  # what a pod gets that begins when the service is there
+        link = service["metadata"]["name"].upper().replace("-", "_")
+        environment |= {f"{link}_PORT": "tcp://10.0.0.1:8501", f"{link}_SERVICE_HOST": "10.0.0.1"}
     (source,), settings = started([*entry, *serving["args"]], environment)
     mounts = {mount["mountPath"]: mount for mount in serving["volumeMounts"]}
     assert str(Path(source.path).parent) in mounts and settings.wait
