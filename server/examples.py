@@ -8,8 +8,6 @@ TensorFlow 2 saves is always called a prediction.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvtools.server.caller import Caller
-from kvtools.server.json_tensor import is_base64, row_texts, shown
+from kvtools.server.json_tensor import from_base64, is_base64, row_texts, shown
 from kvtools.server.protocol_error import ProtocolError, invalid
 from kvtools.server.protos import message
 from kvtools.server.settings import Settings
@@ -72,13 +70,9 @@ def _feature(name: str, values: list[Any]) -> tuple[str, list[Any]]:
             raise invalid(f"Feature: {name} has a whole number that int64 does not hold")
         return "int64_list", [int(value) for value in values]
     if all(isinstance(value, str) or is_base64(value) for value in values):
-        try:
-            return "bytes_list", [
-                value.encode() if isinstance(value, str) else base64.b64decode(value["b64"], validate=True)
-                for value in values
-            ]
-        except (binascii.Error, ValueError):
-            raise invalid("Unable to base64 decode") from None
+        return "bytes_list", [
+            value.encode() if isinstance(value, str) else from_base64(value["b64"]) for value in values
+        ]
     raise invalid(
         f"Feature: {name} has elements of several types, or of one that no feature has: {shown(values)}; expected whole"
         ' numbers, or numbers that all have a point (1.0), or strings and {"b64": "..."}'

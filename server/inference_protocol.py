@@ -144,8 +144,7 @@ def run(
 ) -> dict[str, Array]:
     """Answer with the outputs that are named, or with all; raises a `ProtocolError`."""
     wanted = chosen_outputs(signature, list(outputs))
-    check_inputs(signature, inputs)
-    return ask(signature, inputs, wanted, settings, caller)
+    return ask(signature, check_inputs(signature, inputs), wanted, settings, caller)
 
 
 def tensor_type(name: str, datatype: Any) -> np.dtype[Any]:

@@ -215,16 +215,27 @@ def is_base64(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str)
 
 
+def from_base64(text: str) -> bytes:
+    """Return the bytes of a string in base64, which may be without padding and with white space; raises a
+    `ProtocolError`.
+
+    >>> from_base64("AP8"), from_base64("AP8=\\n")
+    (b'\\x00\\xff', b'\\x00\\xff')
+    """
+    text = "".join(text.split())
+    try:
+        return base64.b64decode(text if "=" in text else text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid("Unable to base64 decode") from None
+
+
 def _bytes(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dict):
         if not is_base64(value):
             raise invalid(f"JSON Value: {shown(value)} not formatted correctly for base64 data")
-        try:
-            return base64.b64decode(value["b64"], validate=True)
-        except (binascii.Error, ValueError):
-            raise invalid("Unable to base64 decode") from None
+        return from_base64(value["b64"])
     _refuse(value, STRING)
     raise AssertionError
 

@@ -54,6 +54,7 @@ class ModelSignature:
     method_name: str
     graph: _Graph = field(repr=False)
     tables: tuple[str, ...] | None = None
+    defaults: Mapping[str, Array] = field(default_factory=dict)
 
     def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
         """An input has the one type that the signature says."""
@@ -146,12 +147,15 @@ class SavedModelStore:
             inputs, outputs = _specs(definition.inputs), _specs(definition.outputs)
             if inputs is None or not outputs:
                 _LOG.warning(
-                    "'%s': signature '%s' has tensors that are not dense, or of a type that no request has; it is left out",
+                    "'%s': signature '%s' has tensors that are not dense, or of types that requests lack; left out",
                     self.path,
                     name,
                 )
                 continue
-            self.signatures[name] = ModelSignature(name, inputs, outputs, definition.method_name, runs, self.reads)
+            defaults = {key: tf.make_ndarray(tensor) for key, tensor in definition.defaults.items()}
+            self.signatures[name] = ModelSignature(
+                name, inputs, outputs, definition.method_name, runs, self.reads, defaults
+            )
         if not self.signatures:
             raise BadInputError(f"serving '{self.path}': the model has no signature that can be asked")
 

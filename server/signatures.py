@@ -393,8 +393,16 @@ def signature_of(version: ServedVersion, name: str, *, code: str = "INVALID_ARGU
         ) from None
 
 
-def check_inputs(signature: Signature, inputs: Mapping[str, Array]) -> None:
-    """Raise a `ProtocolError` unless `inputs` are those of the signature, in its types and shapes."""
+def defaults_of(signature: Signature) -> Mapping[str, Array]:
+    """Return what inputs are that a request leaves out: those of a SavedModel's signature that have values of their
+    own."""
+    return getattr(signature, "defaults", {})
+
+
+def check_inputs(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return `inputs` and those that may be left out; raises a `ProtocolError` unless they are those of the signature,
+    in its types and shapes."""
+    inputs = {**defaults_of(signature), **inputs}
     got, wanted = sorted(inputs), sorted(signature.inputs)
     if got != wanted:
         extra, missing = sorted(set(got) - set(wanted)), sorted(set(wanted) - set(got))
@@ -411,6 +419,7 @@ def check_inputs(signature: Signature, inputs: Mapping[str, Array]) -> None:
             or any(size not in (-1, got_size) for size, got_size in zip(spec.shape, array.shape, strict=True))
         ):
             raise invalid(f"input '{name}': expected shape {list(spec.shape)}, got {list(array.shape)}")
+    return inputs
 
 
 def chosen_outputs(signature: Signature, names: Sequence[str]) -> list[str]:

@@ -109,3 +109,12 @@ def encode(array: Array, proto: Any) -> None:
         proto.string_val.extend(value if isinstance(value, bytes) else str(value).encode() for value in array.flat)
     else:
         proto.tensor_content = array.tobytes()
+
+
+def as_json(array: Array) -> dict[str, Any]:
+    """Return the TensorProto of `array` as JSON has messages."""
+    from google.protobuf.json_format import MessageToDict
+
+    proto = TensorProto()
+    encode(array, proto)
+    return MessageToDict(proto, preserving_proto_field_name=True)  # type: ignore[no-any-return]

@@ -26,6 +26,7 @@ from kvtools.server.signatures import (
     ask,
     check_inputs,
     chosen_outputs,
+    defaults_of,
     listed,
     served_version,
     signature_of,
@@ -92,8 +93,7 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
         caller.signature = signature.name
         outputs = chosen_outputs(signature, list(request.output_filter))
         inputs = {name: decode(name, tensor, limit=settings.max_values) for name, tensor in request.inputs.items()}
-        check_inputs(signature, inputs)
-        answer = ask(signature, inputs, outputs, settings, caller)
+        answer = ask(signature, check_inputs(signature, inputs), outputs, settings, caller)
         response = _PredictResponse()
         for name, array in answer.items():
             encode(array, response.outputs[name])
@@ -242,6 +242,8 @@ def signature_def_map(served: ServedVersion) -> bytes:
         for specs, infos in ((signature.inputs, definition.inputs), (signature.outputs, definition.outputs)):
             for key, spec in specs.items():
                 _tensor_info(spec, infos[key])
+        for key, array in defaults_of(signature).items():
+            encode(array, definition.defaults[key])
     return definitions.SerializeToString()  # type: ignore[no-any-return]
 
 

@@ -44,6 +44,7 @@ from kvtools.server.signatures import (
     ask,
     check_inputs,
     chosen_outputs,
+    defaults_of,
     is_small,
     listed,
     served_version,
@@ -268,15 +269,14 @@ def _predict(served: ServedVersion, document: dict[str, Any], settings: Settings
     if not isinstance(wanted, list) or not all(isinstance(output, str) for output in wanted):
         raise invalid("'output_filter' key must be a list of strings")
     outputs = chosen_outputs(signature, wanted)
-    check_inputs(signature, inputs)
-    answer = ask(signature, inputs, outputs, settings, caller)
+    answer = ask(signature, check_inputs(signature, inputs), outputs, settings, caller)
     numbers = sum(array.size for array in answer.values())
     return blocks_response(_rows(answer) if by_rows else _columns(answer), numbers)
 
 
 def _from_inputs(signature: Signature, value: Any) -> dict[str, Array]:
     if isinstance(value, dict) and not is_base64(value):
-        missing = [name for name in signature.inputs if name not in value]
+        missing = [name for name in signature.inputs if name not in value and name not in defaults_of(signature)]
         if missing:
             raise invalid(f"Missing named input: {missing[0]} in 'inputs' object.")
         for name in value:
@@ -310,7 +310,8 @@ def _from_instances(signature: Signature, instances: Any) -> dict[str, Array]:
                 raise invalid(f"Expecting value/list but got object at item {place} of input list")
         name = next(iter(signature.inputs))
         return {name: _tensor(signature, name, instances)}
-    names = signature.inputs.keys()
+    # Those that may be left out are left out of all rows, or of none.
+    names = signature.inputs.keys() - (defaults_of(signature).keys() - instances[0].keys())
     for place, item in enumerate(instances):
         if not _is_object(item):
             raise invalid(f"Expecting object but got list at item {place} of input list")
@@ -382,7 +383,7 @@ def _metadata(served: ServedVersion) -> dict[str, Any]:
             "inputs": {key: _tensor_info(spec) for key, spec in signature.inputs.items()},
             "outputs": {key: _tensor_info(spec) for key, spec in signature.outputs.items()},
             "method_name": signature.method_name,
-            "defaults": {},
+            "defaults": _as_json(defaults_of(signature)),
         }
         for name, signature in listed(served).items()
     }
@@ -390,6 +391,14 @@ def _metadata(served: ServedVersion) -> dict[str, Any]:
         "model_spec": {"name": served.model, "signature_name": "", "version": str(served.number)},
         "metadata": {"signature_def": {"signature_def": definitions}},
     }
+
+
+def _as_json(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    if not arrays:  # so it is with tables, which need no protobuf
+        return {}
+    from kvtools.server.tensor_proto import as_json
+
+    return {name: as_json(array) for name, array in arrays.items()}
 
 
 def _tensor_info(spec: TensorSpec) -> dict[str, Any]:

@@ -104,7 +104,11 @@ def test_strings_and_bytes(client: TestClient) -> None:
     answer = predict(client, signature_name="words", instances=["hé", {"b64": "AP8="}])
     assert answer["predictions"][0] == {"upper": "Hé", "raw_bytes": {"b64": "aMOp"}}
     assert answer["predictions"][1]["raw_bytes"] == {"b64": "AP8="}
-    assert predict(client, signature_name="words", instances=[{"b64": "%"}]) == (400, "Unable to base64 decode")
+    for written in ("aMOp/w==", "aMOp/w", "aMOp\r\n/w==\n"):  # as TensorFlow Serving reads it
+        raw = predict(client, signature_name="words", inputs=[{"b64": written}], output_filter=["raw_bytes"])
+        assert raw == {"outputs": [{"b64": "aMOp/w=="}]}
+    for wrong in ("%", "aMOp/w=", "aMOp/", "aMOp_w=="):
+        assert predict(client, signature_name="words", instances=[{"b64": wrong}]) == (400, "Unable to base64 decode")
 
 
 def test_a_string_may_be_a_scalar(catalog: Catalog, client: TestClient) -> None:
@@ -306,6 +310,42 @@ def test_errors_of_operations_say_what_is_wrong_and_not_where_in_the_graph(tf: A
         store.signatures["sum"].run({"ids": np.arange(3)}, ["sum"], Settings())
     with pytest.raises(ProtocolError, match=r"^Could not parse example input, value: '\\xff'$"):
         store.signatures["parsed"].run({"examples": np.array([b"\xff"], object)}, ["a"], Settings())
+
+
+def test_inputs_that_have_values_of_their_own_may_be_left_out(tf: Any, tmp_path: Path) -> None:
+    class Module(tf.Module):  # type: ignore[misc]
+        @tf.function(
+            input_signature=[tf.TensorSpec([None], tf.float32, name="x"), tf.TensorSpec([], tf.float32, name="scale")]
+        )
+        def scaled(self, x: Any, scale: Any = tf.constant(3.0)) -> Any:
+            return {"y": x * scale}
+
+    module = Module()
+    tf.saved_model.save(module, str(tmp_path / "model"), {"serving_default": module.scaled})
+    version = ServedVersion("ranker", 1, tmp_path / "model", open_store(tmp_path / "model"))
+    catalog = Catalog([ServedModel("ranker", (version,), {}, (VersionStatus(1, "AVAILABLE"),))])
+    client = TestClient(create_app(catalog, Settings()))
+    assert predict(client, inputs={"x": [1, 2]}) == {"outputs": [3.0, 6.0]}
+    assert predict(client, inputs={"x": [1, 2], "scale": 5}) == {"outputs": [5.0, 10.0]}
+    assert predict(client, instances=[{"x": 1}, {"x": 2}]) == {"predictions": [3.0, 6.0]}
+    assert predict(client, inputs={"scale": 5}) == (400, "Missing named input: x in 'inputs' object.")
+    assert predict(client, instances=[{"x": 1}, {"x": 2, "scale": 5}])[1].endswith("keys must be equal to: x")
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]
+    assert client.post("/v2/models/ranker/infer", json={"inputs": inputs}).json()["outputs"][0]["data"] == [3.0]
+    request = message("tensorflow.serving.PredictRequest")(
+        model_spec={"name": "ranker"}, inputs={"x": {"dtype": 1, "tensor_shape": {"dim": [{"size": 1}]}}}
+    )
+    request.inputs["x"].float_val.append(2)
+    methods = tensorflow_grpc.methods(catalog, Settings())
+    data = methods["/tensorflow.serving.PredictionService/Predict"](request.SerializeToString(), Caller())
+    answer = message("tensorflow.serving.PredictResponse").FromString(data)
+    assert np.frombuffer(answer.outputs["y"].tensor_content, np.float32).tolist() == [6.0]
+    told = client.get("/v1/models/ranker/metadata").json()["metadata"]["signature_def"]["signature_def"]
+    assert told["serving_default"]["defaults"] == {
+        "scale": {"dtype": "DT_FLOAT", "tensor_shape": {}, "tensor_content": "AABAQA=="}
+    }
+    described = message("tensorflow.serving.SignatureDefMap").FromString(tensorflow_grpc.signature_def_map(version))
+    assert described.signature_def["serving_default"].defaults["scale"].tensor_content == np.float32(3).tobytes()
 
 
 def test_a_model_that_tensorflow_cannot_load(tmp_path: Path, folder: Path) -> None:
