@@ -20,6 +20,7 @@ from kvtools.server.version_policy import VersionPolicy
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
 _DEFAULTS = Settings()
 _MODEL_NAME = "default"
+_LONGEST = 1e6  # s: gRPC counts milliseconds, in 32 bits
 _Missing = Literal["zeros", "default", "error"]
 
 
@@ -272,7 +273,7 @@ def run(
         "--workers": workers,
     }.items():
         _check_range(doing, option, value, 1, None)
-    _check_range(doing, "--grace", grace, 0, None)
+    _check_range(doing, "--grace", grace, 0, _LONGEST)
     if spin_us is not None:
         _check_range(doing, "--spin-us", spin_us, 0, 1e6)
     for option, seconds in {
@@ -281,7 +282,7 @@ def run(
         "--body-timeout": body_timeout,
         "--keep-alive": keep_alive,
     }.items():
-        _check_range(doing, option, seconds, 0.05, None)
+        _check_range(doing, option, seconds, 0.05, _LONGEST)
     if missing not in get_args(_Missing):
         raise UsageError(f"{doing}: got --missing {missing}, expected {', '.join(get_args(_Missing))}")
     settings = Settings(
