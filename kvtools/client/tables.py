@@ -130,12 +130,12 @@ def wire_keys(keys: Any, table: Table) -> Array:
         return np.empty(0, np.int64)
     if given.dtype.kind == "f" and not isinstance(keys, np.ndarray):
         given = np.asarray(keys, object)  # NumPy makes floats of small and large ints together.
-    if given.dtype == object and all(type(key) is int for key in given.flat):
-        low, high = min(given.flat), max(given.flat)
+    if given.dtype == object and all(map(_is_whole, given.flat)):
+        low, high = int(min(given.flat)), int(max(given.flat))
     elif given.dtype.kind in "iu":
         low, high = int(given.min()), int(given.max())
     elif given.dtype == object:
-        wrong = next(key for key in given.flat if type(key) is not int)
+        wrong = next(key for key in given.flat if not _is_whole(key))
         raise UsageError(f"{doing}: got key {wrong!r:.60}, expected integers ({table.key_dtype})")
     else:
         raise UsageError(f"{doing}: got keys of type {given.dtype}, expected integers ({table.key_dtype})")
@@ -147,6 +147,10 @@ def wire_keys(keys: Any, table: Table) -> Array:
         raise UsageError(f"{doing}: got key {wrong}, expected {table.key_dtype}: {limits.min} to {limits.max}")
     flat = given.reshape(-1).astype(np.uint64 if table.key_dtype == "uint64" else np.int64, copy=False)
     return np.ascontiguousarray(flat).view(np.int64)
+
+
+def _is_whole(key: Any) -> bool:
+    return type(key) is int or isinstance(key, np.integer)
 
 
 def typed_keys(wire: Array, table: Table) -> Array:

@@ -199,8 +199,11 @@ def test_wrong_keys_are_named_before_they_are_sent(make_client: Any, url: str, k
 
 
 def test_keys_of_uint64_tables(make_client: Any, url: str) -> None:
-    _, found = make_client(url).lookup("empty_emb", [2**64 - 1, 0])
-    assert found.tolist() == [False, False]
+    client = make_client(url)
+    for keys in ([2**64 - 1, 0], [np.uint64(2**64 - 1), 0], [np.uint64(2**64 - 1), np.int64(0)]):
+        assert client.lookup("empty_emb", keys)[1].tolist() == [False, False]
+    mixed = np.array([np.int64(42), 42, np.uint8(99)], object)
+    assert client.lookup("ads/emb", mixed)[1].tolist() == [True, True, False]
     with pytest.raises(UsageError, match="got key -1, expected uint64"):
         make_client(url).lookup("empty_emb", [-1])
 
