@@ -72,6 +72,8 @@ def versions_in(folder: str) -> list[FoundVersion]:
                     others[int(other[1])] = f"{entry.name!r} is no version: {_MAKE_SNAPSHOT}"
             elif _is_numbered(entry):
                 by_number.setdefault(number, []).append(entry.name)
+            elif why := _out_of_reach(entry.path):
+                others[number] = f"{entry.name!r} is no version: {why}"
             elif entry.is_file():
                 others[number] = f"{entry.name!r} is no version: a snapshot is called {entry.name}.kvsnap"
             elif Path(entry.path).exists():  # a pipe, which nothing may ever be written to
@@ -90,7 +92,7 @@ def versions_in(folder: str) -> list[FoundVersion]:
                 with contextlib.suppress(OSError):  # gone again by now
                     status = path.stat()
                     empty = (str(path), status.st_ino, 0, status.st_mtime_ns)
-                    problem = f"{names[0]!r} is no version: the folder is empty"
+                    problem = f"{names[0]!r} is no version: {_out_of_reach(path, 'the folder is empty')}"
                     found.append(FoundVersion(number, str(path), (empty,), status.st_mtime, problem))
     return sorted(found, key=lambda version: version.number)
 
@@ -101,7 +103,7 @@ def passed_over(folder: str) -> dict[str, str]:
     with os.scandir(folder) as entries:
         for entry in entries:
             named = _NUMBERED.fullmatch(entry.name)
-            if named and entry.is_symlink() and not Path(entry.path).exists():
+            if named and entry.is_symlink() and not _out_of_reach(entry.path) and not Path(entry.path).exists():
                 told[entry.name] = "it is a link to nothing"
             elif named and int(named[1]) > _MOST:
                 told[entry.name] = f"its number is above {_MOST}"
@@ -118,6 +120,20 @@ def left_behind(folder: str) -> list[str]:
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if _UNDER_WAY.fullmatch(entry.name)]
     return sorted(name for name in names if 0 < _last_written(Path(folder, name)) < time.time() - _LEFT_ALONE)
+
+
+def _out_of_reach(path: str | os.PathLike[str], otherwise: str = "") -> str:
+    """Return why what lies at a path cannot be looked at, such as a link to itself; `otherwise` where it can."""
+    try:
+        if os.path.isdir(path):
+            os.scandir(path).close()
+        else:
+            os.stat(path)
+    except FileNotFoundError:
+        return otherwise
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return otherwise
 
 
 def _last_written(path: Path) -> float:

@@ -590,10 +590,12 @@ def test_what_can_never_be_a_version_is_told(settled: None, tmp_path: Path, capl
     os.mkfifo(folder / "2.kvsnap")  # whoever opens it waits for somebody to write
     os.mkfifo(folder / "3")
     (folder / "4").symlink_to(tmp_path / "nowhere")
+    (folder / "5.kvsnap").symlink_to(folder / "5.kvsnap")
     (folder / "20261128233144123456").mkdir()
     shutil.copyfile(whole, folder / "9223372036854775808.kvsnap")
     watched = Watched(folder, "all")
     assert watched.look() == [1]
+    assert watched.error(5)[1].startswith("'5.kvsnap' is no version: it cannot be read: Too many levels of ")
     for number, name in ((2, "2.kvsnap"), (3, "3")):
         assert watched.error(number)[1] == f"'{name}' is no version: it is neither a file nor a folder"
     for name, why in (
@@ -606,6 +608,29 @@ def test_what_can_never_be_a_version_is_told(settled: None, tmp_path: Path, capl
     whole.unlink()
     with pytest.raises(BadInputError, match="no version"):
         Watched(folder)
+
+
+def test_a_version_that_may_not_be_read_is_told_as_that_and_keeps_none_away(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, scandir = tmp_path / "m", os.scandir
+    write_snapshot(folder, 1)
+    (folder / "7").mkdir()
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("/7"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    watched = Watched(folder, "all")
+    assert watched.look() == [1]
+    assert watched.error(7)[1] == "'7' is no version: it cannot be read: Permission denied"
+    write_snapshot(folder, 8)
+    assert watched.look() == [1, 8]
+    (folder / "8.kvsnap").unlink()
+    (folder / "8.kvsnap").symlink_to(folder / "8.kvsnap")  # what is served out of reach for a moment
+    assert watched.look() == [1, 8] and said(watched.catalog.version()) == 8
 
 
 def test_versions_may_be_numbered_by_a_clock(settled: None, tmp_path: Path) -> None:
