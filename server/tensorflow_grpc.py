@@ -102,10 +102,13 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
 
     def asked(spec: Any, caller: Caller) -> tuple[ServedVersion, Signature]:
         served = _served(catalog, spec)
+        return served, of_version(served, spec, caller)
+
+    def of_version(served: ServedVersion, spec: Any, caller: Caller) -> Signature:
         caller.asks(served)
         signature = signature_of(served, spec.signature_name)
         caller.signature = signature.name
-        return served, signature
+        return signature
 
     def classification(data: bytes, caller: Caller) -> bytes:
         caller.authorize()
@@ -134,8 +137,13 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
             raise invalid("All ModelSpecs in a MultiInferenceRequest must access the same model name.")
         examples = from_message(request.input)
         response = _MultiResponse()
+        # Tasks that name the same version get the same one, also where another one comes meanwhile.
+        versions: dict[Any, ServedVersion] = {}
         for task in request.tasks:
-            served, signature = asked(task.model_spec, caller)
+            spec = task.model_spec
+            choice = spec.WhichOneof("version_choice"), spec.version.value, spec.version_label
+            served = versions.get(choice) or versions.setdefault(choice, _served(catalog, spec))
+            signature = of_version(served, spec, caller)
             result = response.results.add()
             if task.method_name == _CLASSIFY:
                 fill_classes(*classify(signature, examples, settings, caller), result.classification_result)

@@ -268,6 +268,29 @@ def test_grpc_gives_what_tensorflow_gives(catalog: Catalog, expected: dict[str, 
             grpc(catalog, "MultiInference", "MultiInferenceRequest", "MultiInferenceResponse", **fields)
 
 
+def test_tasks_are_answered_from_one_version(
+    catalog: Catalog, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = catalog.version("ctr").store
+    four, five = (ServedModel("ctr", (ServedVersion("ctr", n, Path("m"), store),), {}, ()) for n in (4, 5))
+    served, regress = Catalog([four]), tensorflow_grpc.regress
+
+    def regress_and_swap(*given: Any) -> Any:
+        served.publish(five)
+        return regress(*given)
+
+    monkeypatch.setattr(tensorflow_grpc, "regress", regress_and_swap)
+    example = message("tensorflow.Example").FromString(expected["given"][0])
+    task = {
+        "model_spec": {"name": "ctr", "signature_name": "values"},
+        "method_name": "tensorflow/serving/regress",
+    }
+    names = ("MultiInference", "MultiInferenceRequest", "MultiInferenceResponse")
+    answer = grpc(served, *names, tasks=[task, task], input={"example_list": {"examples": [example]}})
+    assert [one.model_spec.version.value for one in answer.results] == [4, 4]
+    assert served.version("ctr").number == 5
+
+
 def test_the_messages_are_those_of_tensorflow_serving() -> None:
     """Names, numbers and types of the fields, also those that reflection tells."""
     apis = pytest.importorskip("tensorflow_serving.apis")
