@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,10 +126,8 @@ def left_behind(folder: str) -> list[str]:
 def _out_of_reach(path: str | os.PathLike[str], otherwise: str = "") -> str:
     """Return why what lies at a path cannot be looked at, such as a link to itself; `otherwise` where it can."""
     try:
-        if os.path.isdir(path):
+        if stat.S_ISDIR(Path(path).stat().st_mode):
             os.scandir(path).close()
-        else:
-            os.stat(path)
     except FileNotFoundError:
         return otherwise
     except OSError as error:

@@ -87,7 +87,7 @@ class Options:
             raise UsageError(f"making a client: got shard_down={self.shard_down!r}, expected 'error' or 'missing'")
         if self.model is not None and (not isinstance(self.model, str) or not self.model):
             raise UsageError(f"making a client: got model={self.model!r}, expected the name of a model")
-        if self.export is not None and not (isinstance(self.export, str) and self.export.isalnum()):
+        if self.export is not None and not (isinstance(self.export, str) and self.export.isascii() and self.export.isalnum()):
             raise UsageError(f"making a client: got export={self.export!r}, expected the export of a SplitModel")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise UsageError(

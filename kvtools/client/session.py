@@ -613,11 +613,14 @@ def _bags(keys: Array, row_splits: Any, weights: Any, table: str) -> tuple[Array
     if weights is None:
         return splits, None
     try:
-        weighed = np.asarray(weights, np.float32).reshape(-1)
+        with np.errstate(over="ignore"):
+            weighed = np.asarray(weights, np.float32).reshape(-1)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{doing}: got weights that are no array of numbers, expected one for each key") from error
     if len(weighed) != len(keys):
         raise UsageError(f"{doing}: got {len(weighed)} weights, expected one for each of {len(keys)} keys")
+    if not np.isfinite(weighed).all():  # as the server has it, which does not see them where rows are pooled here
+        raise UsageError(f"{doing}: got a weight that is no finite number")
     return splits, weighed
 
 

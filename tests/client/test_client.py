@@ -225,6 +225,10 @@ def test_wrong_bags_are_named(make_client: Any, url: str) -> None:
             client.lookup_pooled("ads/emb", [1, 2], splits)
     with pytest.raises(UsageError, match="got 1 weights"):
         client.lookup_pooled("ads/emb", [1, 2], [0, 2], weights=[1.0])
+    for several in (1, 200):  # the server takes 100 at once: of more keys, rows are pooled by the client
+        for weight in (np.nan, np.inf, 1e39):
+            with pytest.raises(UsageError, match="got a weight that is no finite number"):
+                client.lookup_pooled("ads/emb", [1] * several, [0, several], weights=[weight] * several)
     with pytest.raises(UsageError, match="combiner='max'"):
         client.lookup_pooled("ads/emb", [1, 2], [0, 2], combiner="max")
 

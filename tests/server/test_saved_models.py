@@ -313,11 +313,13 @@ def test_errors_of_operations_say_what_is_wrong_and_not_where_in_the_graph(tf: A
 
 
 def test_inputs_that_have_values_of_their_own_may_be_left_out(tf: Any, tmp_path: Path) -> None:
+    three = tf.constant(3.0)
+
     class Module(tf.Module):  # type: ignore[misc]
         @tf.function(
             input_signature=[tf.TensorSpec([None], tf.float32, name="x"), tf.TensorSpec([], tf.float32, name="scale")]
         )
-        def scaled(self, x: Any, scale: Any = tf.constant(3.0)) -> Any:
+        def scaled(self, x: Any, scale: Any = three) -> Any:
             return {"y": x * scale}
 
     module = Module()
