@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -87,7 +88,7 @@ class Options:
             raise UsageError(f"making a client: got shard_down={self.shard_down!r}, expected 'error' or 'missing'")
         if self.model is not None and (not isinstance(self.model, str) or not self.model):
             raise UsageError(f"making a client: got model={self.model!r}, expected the name of a model")
-        if self.export is not None and not (isinstance(self.export, str) and self.export.isascii() and self.export.isalnum()):
+        if self.export is not None and not (isinstance(self.export, str) and re.fullmatch("[0-9A-Za-z]+", self.export)):
             raise UsageError(f"making a client: got export={self.export!r}, expected the export of a SplitModel")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise UsageError(
