@@ -36,8 +36,10 @@ else:
     import tomli as tomllib
 
 VARIABLE = "KVTOOLS_SERVE_API_KEY"
+FILE_VARIABLE = "KVTOOLS_SERVE_API_KEYS"  # of --api-keys
 _FIELDS = {"name", "key", "sha256", "tables", "models", "admin"}
 _SHORTEST = 16
+_EXPECTED = f"expected a key of {_SHORTEST} characters or more, without spaces around it"
 _NAMES_TOLD = 10
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
@@ -148,11 +150,18 @@ def read_access_keys(path: Path | None) -> AccessKeys | None:
     None: there is neither, and everybody may ask. Raises `BadInputError`, which never shows a key.
     """
     keys = [] if path is None else _read(path)
-    if secret := os.environ.get(VARIABLE):
-        if len(secret) < _SHORTEST:
-            raise BadInputError(f"reading the key in {VARIABLE}: expected {_SHORTEST} characters or more")
+    if path is None and os.environ.get(FILE_VARIABLE) == "":  # which the command line takes for no option
+        raise BadInputError(f"reading the keys in {FILE_VARIABLE}: it is empty; unset it to let everybody ask")
+    secret = os.environ.get(VARIABLE)
+    if secret is not None:
+        if not _is_long_enough(secret):
+            raise BadInputError(f"reading the key in {VARIABLE}: {_EXPECTED}; unset it to do without")
         keys.append(AccessKey("environment", hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()))
     return AccessKeys(keys) if keys else None
+
+
+def _is_long_enough(secret: str) -> bool:
+    return len(secret) >= _SHORTEST and secret == secret.strip()
 
 
 def _opens(patterns: tuple[str, ...] | None, name: str) -> bool:
@@ -195,8 +204,8 @@ def _entry(doing: str, entry: dict[str, Any]) -> AccessKey:
     if (secret is None) == (digest is None):
         raise BadInputError(f"{doing} needs either a key or its sha256")
     if secret is not None:
-        if not isinstance(secret, str) or len(secret) < _SHORTEST or secret != secret.strip():
-            raise BadInputError(f"{doing}: expected a key of {_SHORTEST} characters or more, without spaces around it")
+        if not isinstance(secret, str) or not _is_long_enough(secret):
+            raise BadInputError(f"{doing}: {_EXPECTED}")
         digest = hashlib.sha256(secret.encode()).hexdigest()
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise BadInputError(f"{doing}: expected a sha256 of 64 hexadecimal digits")

@@ -226,6 +226,11 @@ def test_a_bad_file_is_an_error_that_shows_no_key(tmp_path: Path, text: str | No
 
 def test_the_environment_has_a_key_for_all_tables_and_no_administration(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_access_keys(None) is None
+    # A secret that is not there lets nobody in, rather than everybody.
+    for name, value in (("_KEY", ""), ("_KEY", " " * 16), ("_KEY", f"{ALL}\n"), ("_KEYS", "")):
+        with monkeypatch.context() as patch, pytest.raises(BadInputError, match=f"_API{name}: .* unset it"):
+            patch.setenv(f"KVTOOLS_SERVE_API{name}", value)
+            read_access_keys(None)
     monkeypatch.setenv("KVTOOLS_SERVE_API_KEY", ALL)
     keys = read_access_keys(None)
     assert isinstance(keys, AccessKeys)
