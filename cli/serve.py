@@ -384,6 +384,8 @@ def _sources(
     policies: dict[str, VersionPolicy] = {}
     for text in versions:
         name, policy = _of_model(text, named, "--versions", "latest 2")
+        if name in policies:
+            raise UsageError(f"got --versions twice for model '{name}', expected it once; several numbers as in 3,7")
         policies[name] = VersionPolicy.parse(policy)
     numbers: dict[str, dict[str, int]] = {name: {} for name in named}
     for text in labels:
@@ -391,7 +393,10 @@ def _sources(
         label, _, number = assigned.partition("=")
         if not label or not number.isdecimal():
             raise UsageError(f"got --label {text!r}, expected a label and a number, such as stable=7")
-        numbers[name][label] = int(number)
+        if numbers[name].setdefault(label, int(number)) != int(number):
+            raise UsageError(
+                f"got --label {label} of version {numbers[name][label]} and of {number}, expected one version for it"
+            )
     return [ModelSource(name, path, policies.get(name, VersionPolicy()), numbers[name]) for name, path in named.items()]
 
 

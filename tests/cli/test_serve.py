@@ -95,6 +95,8 @@ def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> 
         (["x=a", "y=b", "--versions", "all"], "expected the name of a model before it, such as x:latest 2"),
         (["x=a", "y=b", "--label", "z:stable=1"], "expected the name of a model before it, such as x:stable=7"),
         (["a", "--label", "stable"], "expected a label and a number, such as stable=7"),
+        (["a", "--label", "x=1", "--label", "x=2"], "got --label x of version 1 and of 2, expected one version for it"),
+        (["a", "--versions", "3", "--versions", "5"], "got --versions twice for model 'default', expected it once"),
         (["a", "--dialect", "snapshto"], "dialect 'snapshto': there is none; expected one of"),
         (["a", "--label", "stable=new"], "expected a label and a number, such as stable=7"),
         ([], "PATH"),
