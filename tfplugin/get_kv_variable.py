@@ -51,16 +51,38 @@ def _check_free(name: str) -> None:
             f"Key-value variable {name}: there is a dense variable of that name already, of "
             "tf.compat.v1.get_variable. Give one of them another name."
         )
+    if (kind := _kind_in_graph(name)) is not None:
+        raise ValueError(
+            f"Key-value variable {name}: there is a {kind} of that name in the graph already, which "
+            "get_kv_variable has not made here. Give one of them another name."
+        )
+
+
+def _kind_in_graph(name: str) -> str | None:
+    """What kind of variable has a name in the graph, whole or in parts; None: the name is free."""
     for taken in (name, f"{name}/part_0"):
         try:
-            kind = tf_ops.get_default_graph().get_operation_by_name(taken).type
+            kind = _VARIABLE_OPS.get(tf_ops.get_default_graph().get_operation_by_name(taken).type)
         except KeyError:
             continue
-        if kind in _VARIABLE_OPS:
-            raise ValueError(
-                f"Key-value variable {name}: there is a {_VARIABLE_OPS[kind]} of that name in the graph already, which "
-                "get_kv_variable has not made here. Give one of them another name."
-            )
+        if kind is not None:
+            return kind
+    return None
+
+
+def refuse_name_of_table(original: Callable[..., Any], store: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Wraps what `tf.compat.v1.get_variable` makes or finds a dense variable by: a name that a table has is an error.
+
+    TensorFlow would make another variable, called ``<name>_1``, whatever the scope says of reuse.
+    """
+    if not context.executing_eagerly():
+        with tf_ops.init_scope():
+            if not context.executing_eagerly() and _kind_in_graph(name) == "table":
+                raise ValueError(
+                    f"Variable {name}: there is a key-value variable of that name already. tf.get_kv_variable gives "
+                    "it, under reuse; or give one of them another name."
+                )
+    return original(store, name, *args, **kwargs)
 
 
 def tables_of_graph() -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations (TensorFlow's own extension point): of lookups for our two classes, of `tf.add_n` for slices.
-- Wrappers around 37 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
-  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
+- Wrappers around 39 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+  ``_VariableStore._get_single_variable`` and ``_get_partitioned_variable``, ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
   ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), what it restores by name
   (``_NameBasedRestoreCoordinator.eager_restore``), ``init_from_checkpoint``, ``save`` and what saves
   asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
@@ -43,6 +43,7 @@ from tensorflow.python.ops import (
     custom_gradient,
     gradients_util,
     resource_variable_ops,
+    variable_scope,
     while_v2,
 )
 from tensorflow.python.training import checkpoint_utils
@@ -76,7 +77,7 @@ from tfplugin import (
     training_mode,
     unconnected_gradients,
 )
-from tfplugin.get_kv_variable import get_kv_variable
+from tfplugin.get_kv_variable import get_kv_variable, refuse_name_of_table
 from tfplugin.optimizers import restored_objects, v1
 from tfplugin.wrapped_method import wrap_method
 
@@ -105,6 +106,8 @@ def install() -> None:
     _undo.append(slices_of_rows.unregister)
     for owner, method, replacement in (
         (optimizer_lib.Optimizer, "apply_gradients", v1.apply_gradients),
+        (variable_scope._VariableStore, "_get_single_variable", refuse_name_of_table),
+        (variable_scope._VariableStore, "_get_partitioned_variable", refuse_name_of_table),
         (saver_lib.BaseSaverBuilder, "_AddSaveOps", checkpoint.add_save_ops),
         (saver_lib.BaseSaverBuilder, "_AddRestoreOps", checkpoint.add_restore_ops),
         (functional_saver.MultiDeviceSaver, "restore", graph_restore.restore),

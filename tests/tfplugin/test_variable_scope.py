@@ -38,6 +38,22 @@ def test_a_name_of_a_dense_variable_is_taken(session):
         assert get("other", 4).name == "a/other:0"
 
 
+@pytest.mark.parametrize("reuse", [None, True, v1.AUTO_REUSE])
+def test_a_name_of_a_table_is_no_dense_variable(session, reuse):
+    """It would be another variable, of another name, that nothing trains."""
+    partitioner = v1.fixed_size_partitioner(2)
+    with v1.variable_scope("a"):
+        get("v", 2)
+        get("p", 2, partitioner=partitioner)
+    with v1.variable_scope("a", reuse=reuse):
+        for name in ("v", "p"):
+            for parts in (None, partitioner):
+                with pytest.raises(ValueError, match=f"a/{name}: there is a key-value variable of that name already"):
+                    v1.get_variable(name, [4, 2], partitioner=parts)
+    with v1.variable_scope("a", custom_getter=lambda getter, name, *args, **kwargs: getter(f"{name}_d", *args, **kwargs)):
+        assert v1.get_variable("v", [4, 2]).name == "a/v_d:0"
+
+
 @pytest.mark.parametrize(
     ("make_other", "kind"),
     [
