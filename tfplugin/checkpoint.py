@@ -60,12 +60,30 @@ def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, save
             "Nothing in the Saver's list has anything to save. Tables in Redis have not: their rows stay in the "
             "server, and need no Saver."
         )
-    if (refused := graph_import.refuse_saver(saveables)) is not None:
+    refused = graph_import.refuse_saver(saveables)
+    refused = refuse_shards(saveables) if refused is None else refused
+    if refused is not None:
         with tf.control_dependencies([refused]):
             return tf.identity(filename)
     written = [saveable.save_beside(filename) for saveable in saveables if isinstance(saveable, BesideSaveable)]
     with tf.control_dependencies([op for op in written if op is not None]):
         return _add_bundle_ops(original, builder, filename, saveables)
+
+
+def refuse_shards(saveables: Sequence[Any]) -> tf.Operation | None:
+    """An op that fails in the place of what saves the rows of one rank alone; None if each variable is here as a whole.
+
+    `MonitoredTrainingSession` makes a Saver also where it is not to save.
+    """
+    tables = [saveable.variable for saveable in saveables if isinstance(saveable, KvSaveable)]
+    try:
+        for variable in [*tables, *graph_import.variables_of(saveables)]:
+            check_whole(variable)
+    except ValueError as error:
+        if tf.executing_eagerly():
+            raise
+        return tf.raw_ops.Assert(condition=False, data=[str(error)], summarize=-1)
+    return None
 
 
 def _add_bundle_ops(original: Callable[..., Any], builder: Any, filename: Any, saveables: Sequence[Any]) -> Any:
@@ -75,8 +93,6 @@ def _add_bundle_ops(original: Callable[..., Any], builder: Any, filename: Any, s
     if builder._write_version != saver_lib.saver_pb2.SaverDef.V2:
         raise ValueError("Key-value variables are saved in TensorFlow's V2 checkpoint format only: write_version=V2.")
     dense = [saveable for saveable in saveables if not isinstance(saveable, KvSaveable)]
-    for saveable in tables:
-        check_whole(saveable.variable)
     filename = tf.convert_to_tensor(filename)
     scratch = tf.strings.join([filename, "_kvtmp"])
     shards = save_ops(

@@ -79,8 +79,8 @@ def refuse_name_of_table(original: Callable[..., Any], store: Any, name: str, *a
         with tf_ops.init_scope():
             if not context.executing_eagerly() and _kind_in_graph(name) == "table":
                 raise ValueError(
-                    f"Variable {name}: there is a key-value variable of that name already. tf.get_kv_variable gives "
-                    "it, under reuse; or give one of them another name."
+                    f"Variable {name}: there is a key-value variable of that name already. One that "
+                    "tf.get_kv_variable made it gives again, under reuse. Otherwise give one of them another name."
                 )
     return original(store, name, *args, **kwargs)
 

@@ -55,13 +55,23 @@ def variable_from_proto(original: Callable[..., Any], variable_def: Any, import_
     return variable
 
 
+def variables_of(saveables: Sequence[Any]) -> list[Any]:
+    """The resource variables that a Saver saves or restores; in a graph, of those that its collections have."""
+    read = [saveable.op for saveable in saveables if isinstance(saveable, ResourceVariableSaveable)]
+    if tf.executing_eagerly():
+        return read
+    # In a function of eager code variables have no hash.
+    names = {tensor.name for tensor in read}
+    variables = [variable for collection in _COLLECTIONS for variable in tf.compat.v1.get_collection(collection)]
+    return [
+        v for v in variables if isinstance(v, ResourceVariable) and getattr(v._graph_element, "name", None) in names
+    ]
+
+
 def refuse_saver(saveables: Sequence[Any]) -> tf.Operation | None:
     """An op that fails in the place of what saves or restores; None if no table of an imported graph is among it."""
-    # In a function of eager code variables have no hash.
-    variables = [variable for collection in _COLLECTIONS for variable in tf.compat.v1.get_collection(collection)]
-    tables = [variable for variable in variables if isinstance(variable, VariableOfTable)]
-    read = {saveable.op.name for saveable in saveables if isinstance(saveable, ResourceVariableSaveable)}
-    names = sorted({table.op.name for table in tables if table._graph_element.name in read})
+    tables = [variable for variable in variables_of(saveables) if isinstance(variable, VariableOfTable)]
+    names = sorted({table.op.name for table in tables})
     return tf.raw_ops.Assert(condition=False, data=[_refusal(names)], summarize=-1) if names else None
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.training.saving import saveable_object
 
+from tfplugin import ranks
 from tfplugin.chain_members import with_what_it_goes_back_to
 from tfplugin.ops import raw
 from tfplugin.placement import cpu_device
@@ -150,11 +151,18 @@ def copy_rows(source: Any, target: Any) -> None:
         )
 
 
+def not_by_one_rank(what: str, size: int) -> Exception:
+    """What one rank alone is told that saves what it has only a part of."""
+    return ValueError(
+        f"{what} is spread over {size} ranks, and this rank would save its own rows only: save with sok.Checkpoint "
+        "(or sok.dump) on all ranks. Any tf.train.Checkpoint restores what it writes."
+    )
+
+
 def check_whole(variable: Any) -> None:
     """Raises for a variable whose rows are in several processes: one alone cannot save it."""
     if getattr(variable, "ranks", 1) > 1:
-        raise ValueError(
-            f"Key-value variable '{variable.name}' is spread over {variable.ranks} ranks, and this rank would save "
-            "its own rows only: save with sok.Checkpoint (or sok.dump) on all ranks. Any tf.train.Checkpoint restores "
-            "what it writes."
-        )
+        kind = "Key-value variable " if hasattr(type(variable), "_kv_parts") else ""
+        raise not_by_one_rank(f"{kind}'{variable.name}'", variable.ranks)
+    if (of := getattr(variable, "_slot_of_ranks_rows", None)) is not None:
+        raise not_by_one_rank(f"'{variable.name}', of an optimizer for '{of}',", ranks.size())

@@ -50,7 +50,9 @@ def test_a_name_of_a_table_is_no_dense_variable(session, reuse):
             for parts in (None, partitioner):
                 with pytest.raises(ValueError, match=f"a/{name}: there is a key-value variable of that name already"):
                     v1.get_variable(name, [4, 2], partitioner=parts)
-    with v1.variable_scope("a", custom_getter=lambda getter, name, *args, **kwargs: getter(f"{name}_d", *args, **kwargs)):
+    with v1.variable_scope(
+        "a", custom_getter=lambda getter, name, *args, **kwargs: getter(f"{name}_d", *args, **kwargs)
+    ):
         assert v1.get_variable("v", [4, 2]).name == "a/v_d:0"
 
 

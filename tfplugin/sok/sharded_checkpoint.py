@@ -19,6 +19,7 @@ from tensorflow.python.saved_model import registration
 
 from kvtools.dialects.bundle.reader import Bundle
 from tfplugin.optimizers import late_variables
+from tfplugin.saveable import not_by_one_rank
 from tfplugin.sok.distributed_variable import ShardedVariable
 
 #: How TensorFlow calls the saver that is registered below.
@@ -153,14 +154,6 @@ def _is_spread(variable: Any) -> bool:
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     name, obj = next(iter(trackables.items()))
     raise not_by_one_rank(f"'{getattr(obj, 'name', name)}'", spread(obj).num_gpus)
-
-
-def not_by_one_rank(what: str, ranks: int) -> Exception:
-    """What one rank alone is told that saves what it has only a part of."""
-    return ValueError(
-        f"{what} is spread over {ranks} ranks, and this rank would save its own rows only: save with sok.Checkpoint "
-        "(or sok.dump) on all ranks. Any tf.train.Checkpoint restores what it writes."
-    )
 
 
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:

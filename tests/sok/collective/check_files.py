@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -270,6 +271,30 @@ def test_a_key_that_is_there_passes_the_filter() -> None:
     sok.lookup_sparse(v, tf.ragged.constant([[7]], tf.int64))
     step = tf.function(lambda: sok.lookup_sparse(v, ids, combiners="sum", use_low_frequency_filter=True))
     np.testing.assert_array_equal(step(), [[0.5, 0.5]])
+
+
+def test_a_saver_of_one_rank_takes_no_rows_of_a_rank(size: int, tmp_path: Path) -> None:
+    """It would save this rank's rows as if they were all."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        v, dense = sok.Variable(np.ones([6, 2]), dtype=tf.float32, name="v"), v1.get_variable("dense", [2])
+        table = sok.DynamicVariable(2, name="v_rows")
+        optimizer = sok.OptimizerWrapper(v1.train.AdagradOptimizer(0.1))
+        ids = tf.ragged.constant([[0, 1]], tf.int64)
+        of_v, of_dense = v1.gradients(tf.reduce_sum(sok.lookup_sparse(v, ids, combiners="sum") * dense), [v, dense])
+        optimizer.apply_gradients([(of_v, v), (of_dense, dense)])
+        session.run(v1.global_variables_initializer())
+        slot = optimizer.optimizer.get_slot(v, "accumulator")
+        for variables in (None, [v], {"whole": v}, [slot], [table]):
+            saver = v1.train.Saver(variables)  # as a MonitoredTrainingSession makes, also where it does not save
+            refused = pytest.raises(
+                tf.errors.InvalidArgumentError, match=r"v.*:0.* is spread over \d ranks, and this rank"
+            )
+            with refused if size > 1 else contextlib.nullcontext():
+                saver.save(session, str(tmp_path / "model"))
+        v1.train.Saver([dense, optimizer.optimizer.get_slot(dense, "accumulator")]).save(
+            session, str(tmp_path / "model")
+        )
 
 
 # ---- A model for any server ----
