@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +22,7 @@ from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object
 
 from kvtools.chain_place import is_chain
-from tfplugin import graph_import, graph_restore, slot_binding
+from tfplugin import graph_import, graph_restore, restore_scope, slot_binding
 from tfplugin.async_save import TableAtMoment
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
@@ -51,6 +51,11 @@ class BesideSaveable(saveable_object.SaveableObject):
     def restore_op(self, filename: tf.Tensor) -> Any:
         """Restores the rows. Returns the op (graph mode)."""
         raise NotImplementedError(type(self).__name__)
+
+    def is_in(self, path: str, names: Collection[str]) -> bool:
+        """Whether a checkpoint, whose tensors have these names, or what lies beside it has the rows."""
+        del path
+        return all(spec.name in names for spec in self.specs)
 
 
 def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, saveables: Sequence[Any]) -> Any:
@@ -207,7 +212,7 @@ def restore_of_chain(original: Callable[..., Any], saver: Any, save_path: Any, *
             "restore it by tfplugin.CheckpointManager(checkpoint, folder).restore_or_initialize(), or some of its "
             "tables by tfplugin.restore_tables; `kvtools merge` makes one checkpoint of it."
         )
-    return original(saver, save_path, *args, **kwargs)
+    return restore_scope.restore(original, saver, save_path, *args, **kwargs)
 
 
 def is_saved_elsewhere(variable: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,6 +39,14 @@ class KvSaveable(saveable_object.SaveableObject):
         if self.variable.partitioned_name is None:
             return self.tensor_prefix
         return self.tensor_prefix.removesuffix(f"/part_{self.variable.part}")
+
+    def is_in(self, path: str, names: Collection[str]) -> bool:
+        """Whether a checkpoint, whose tensors have these names, has the variable."""
+        del path
+        whole = self.whole_prefix
+        return f"{whole}-values" in names or any(
+            name.startswith(f"{whole}/part_") and name.endswith("-values") for name in names
+        )
 
     def restore_members(self, members: tf.Tensor) -> Any:
         """Restores the variable from members of a chain, [full, increment, ...]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -240,11 +241,15 @@ class KeyedSlotsTable(ColumnTable):
             ),
         )
 
-    def fill(self, slots: Mapping[str, float]) -> None:
-        """Say what the rows that slots lack are made of, by the slots' names, where the file does not."""
-        for slot, number in slots.items():
-            if f"slot:{slot}" in self._keyed:
-                self._keyed[f"slot:{slot}"] = dataclasses.replace(self._keyed[f"slot:{slot}"], fill=number)
+    def filled(self, slots: Mapping[str, float]) -> KeyedSlotsTable:
+        """Return the table with what the rows that slots lack are made of, by the slots' names, where no file says it."""
+        table = copy.copy(self)
+        fills = {f"slot:{slot}": number for slot, number in slots.items()}
+        table._keyed = {
+            name: dataclasses.replace(column, fill=fills[name]) if name in fills else column
+            for name, column in self._keyed.items()
+        }
+        return table
 
     def _wanted(self, columns: Columns) -> list[str]:
         return [

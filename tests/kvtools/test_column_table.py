@@ -88,7 +88,7 @@ def test_missing_and_surplus_slot_rows_are_zeros_and_findings(tmp_path: Path) ->
 
 def test_rows_that_a_slot_lacks_are_what_its_reader_says(tmp_path: Path) -> None:
     table = make_table(tmp_path, [KEYS], [np.array([5, 0])])
-    table.fill({"Adam.m": 0.25, "no such slot": 1.0})
+    table = table.filled({"Adam.m": 0.25, "no such slot": 1.0})
     expected = np.where(np.isin(KEYS, [5, 0])[:, None], rows_of(KEYS, 2), np.float32(0.25))
     np.testing.assert_array_equal(np.concatenate([c.slots["Adam.m"] for c in table.chunks(rows=3)]), expected)
     assert next(iter(table.check())).message.endswith("they read as 0.25")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ import tf_keras
 from trained_graph import KEYS, NAME, PARTITIONERS, ROWS, Graph, by_key
 
 import kvtools
+from kvtools.dialects import detect
 from tfplugin import dynamic_embedding as de
+from tfplugin.dynamic_embedding.checkpoint import from_arrays
 
 v1 = tf.compat.v1
 TFRA = Path(__file__).parents[1] / "data" / "tfra"
@@ -244,6 +247,76 @@ def test_an_object_based_checkpoint_of_tfra_restores(devices):
     tf.train.Checkpoint(m=tf.train.Checkpoint(user=user, item=item)).restore(str(TFRA / "object" / "ckpt"))
     assert by_key(user.export()) == by_key((expected["user_keys"], expected["user_values"]))
     assert by_key(item.export()) == by_key((expected["item_keys"], expected["item_values"]))
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_name_based_checkpoint_of_tfra_restores_eagerly_as_dense_variables_do(devices, partitioner):
+    expected = np.load(TFRA / "expected_v1_adam.npz")
+    table = de.Variable(dim=8, name="tower/ad_emb", devices=["/CPU:0"] * devices, **partitioner)
+    other = de.Variable(dim=8, name="tower/another", devices=["/CPU:0"] * devices, **partitioner)
+    dense = tf.Variable(tf.zeros(expected["dense_w"].shape), name="dense_w")
+    path = str(TFRA / "v1_adam" / "model.ckpt-20")
+    tf.train.Checkpoint(v=table, w=dense).restore(path).assert_consumed()
+    assert by_key(table.export()) == by_key((expected["keys"], expected["values"]))
+    np.testing.assert_array_equal(dense, expected["dense_w"])
+    status = tf.train.Checkpoint(v=table, o=other).restore(path)
+    with pytest.raises(AssertionError, match="tower/another"):
+        status.assert_existing_objects_matched()
+
+
+@pytest.mark.parametrize("files", [False, True], ids=["in_checkpoint", "to_files"])
+@pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (3, 3), (3, 2)])
+def test_what_a_saver_saved_restores_eagerly_as_dense_variables_do(tmp_path, before, after, partitioner, files):
+    creator = de.CuckooHashTableCreator(saver=de.FileSystemSaver()) if files else None
+
+    def made(devices):
+        return de.Variable(dim=2, name=NAME, devices=["/CPU:0"] * devices, kv_creator=creator, **partitioner)
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = made(before)
+        session.run(table.upsert(KEYS, ROWS))
+        path = v1.train.Saver([table]).save(session, str(tmp_path / "m"), global_step=3)
+    again = made(after)
+    again.upsert([99], [[1.0, 2.0]])
+    tf.train.Checkpoint(v=again).restore(path).assert_consumed()
+    assert by_key(again.export()) == EXPECTED
+
+
+def test_string_keys_that_a_saver_saved_restore_eagerly(tmp_path):
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = de.Variable(key_dtype=tf.string, dim=2, name=NAME)
+        session.run(v1.global_variables_initializer())
+        session.run(table.upsert(["a", "b"], [[1.0, 2.0], [3.0, 4.0]]))
+        path = v1.train.Saver([table]).save(session, str(tmp_path / "m"))
+    again = de.Variable(key_dtype=tf.string, dim=2, name=NAME)
+    tf.train.Checkpoint(v=again).restore(path).assert_consumed()
+    keys, rows = again.export()
+    assert dict(zip(keys.numpy(), rows.numpy().tolist(), strict=True)) == {b"a": [1.0, 2.0], b"b": [3.0, 4.0]}
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+def test_a_checkpoint_of_many_tables_is_opened_once(tmp_path, monkeypatch, eager):
+    """Not once for each variable, each time all of its tables."""
+    names = [f"of_many_{i}" for i in range(4)]
+    tables = [from_arrays(name, {"keys": KEYS, "values": ROWS + i}) for i, name in enumerate(names)]
+    kvtools.write_tables(tables, tmp_path / "m", "tfra")
+    opened = []
+    original = detect.open_checkpoint
+    monkeypatch.setattr(detect, "open_checkpoint", lambda *args: opened.append(args) or original(*args))
+    with contextlib.nullcontext() if eager else tf.Graph().as_default():
+        variables = [de.Variable(dim=2, name=name) for name in names]
+        if eager:
+            tf.train.Checkpoint(v=variables).restore(str(tmp_path / "m")).assert_consumed()
+            exported = [variable.export() for variable in variables]
+        else:
+            with v1.Session() as session:
+                v1.train.Saver(variables).restore(session, str(tmp_path / "m"))
+                exported = session.run([variable.export() for variable in variables])
+    for i, found in enumerate(exported):
+        assert by_key(found) == by_key((KEYS, ROWS + i))
+    assert len([path for path, *_ in opened if str(path) == str(tmp_path / "m")]) == 1
 
 
 def test_files_of_tfra_s_filesystem_saver_restore():

@@ -9,9 +9,10 @@ rewritten in our layout, chunk by chunk, into a temporary folder beside them, fr
 from __future__ import annotations
 
 import functools
+import re
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tensorflow.python.saved_model import registration
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training.saving import saveable_object_util
 
-from tfplugin import graph_restore, slot_binding
+from tfplugin import graph_restore, restore_scope, slot_binding
 from tfplugin.checkpoint import object_prefix
 from tfplugin.dynamic_embedding import file_system_saver
 from tfplugin.dynamic_embedding.python_ops import local, python_op
@@ -41,10 +42,13 @@ class TableSaveable(KvSaveable):
         self._whole = name
         super().__init__(variable.parts[index], name if variable.shard_num == 1 else f"{name}/part_{index}")
 
+    def is_in(self, path: str, names: Collection[str]) -> bool:
+        """Whether a checkpoint, in this layout or TFRA's, has the variable."""
+        return _source_by_name(self._params, self._whole).is_in(path, names)
+
     def restore_op(self, filename: tf.Tensor) -> Any:
         """Restores the table from a checkpoint in this layout or TFRA's."""
-        marks = (f"{self._whole}-kvmeta", f"{self._whole}/part_0-kvmeta")
-        source = _Source(self._params, self._whole, marks, functools.partial(_by_name, self._whole))
+        source = _source_by_name(self._params, self._whole)
         if tf.executing_eagerly():
             return source.restore(self._index, source.prefix(filename.numpy()))
         if self._params.names is not None and self._params._by_modulo:  # no other layout has strings that can be read
@@ -80,8 +84,7 @@ class TableSaveable(KvSaveable):
 def _files_saveable(variable: ShardedTable, name: str | None = None) -> file_system_saver.FilesSaveable:
     """What a Saver saves and restores of a variable whose tables go to files."""
     whole = name or variable.name
-    marks = (f"{whole}-kvmeta", f"{whole}/part_0-kvmeta")
-    source = _Source(variable, whole, marks, functools.partial(_by_name, whole))
+    source = _source_by_name(variable, whole)
     tables = range(variable.shard_num)
 
     def restore(filename: tf.Tensor) -> Any:
@@ -95,7 +98,7 @@ def _files_saveable(variable: ShardedTable, name: str | None = None) -> file_sys
         with tf.control_dependencies([source.restore(i, prefix) for i in tables]):
             return tf.group(*[python_op(source.release, [filename, prefix], []) for _ in tables])
 
-    return file_system_saver.FilesSaveable(variable, whole, restore)
+    return file_system_saver.FilesSaveable(variable, whole, restore, source.is_in)
 
 
 def saveables(variable: ShardedTable, name: str | None = None) -> list[Any]:
@@ -222,6 +225,9 @@ def register() -> None:
 
 # ---- From any checkpoint ----
 
+#: In the names of tensors of TFRA's tables, and of the marks of those in files.
+_FOREIGN = re.compile(r"ht_\d+of\d|shard_upsert_restore|prev_global_shard_num")
+
 
 class _Source:
     """Where the tables of a variable are restored from: the checkpoint itself, or a rewritten copy of what is in it.
@@ -246,7 +252,14 @@ class _Source:
 
     def is_native(self, path: str) -> bool:
         """Whether tables restore themselves from the checkpoint."""
-        return bool(self._marks) and any(mark in _tensor_names(path) for mark in self._marks)
+        return bool(self._marks) and not _tensor_names(path).isdisjoint(self._marks)
+
+    def is_in(self, path: str, names: Collection[str]) -> bool:
+        """Whether a checkpoint, whose tensors have these names, has the variable in any layout."""
+        if any(mark in names for mark in self._marks):
+            return True
+        foreign = any(_FOREIGN.search(name) or name.endswith("-kvmeta") for name in names)
+        return foreign and bool(self._find(_opened(self._variable, path)))
 
     def prefix(self, path: Any) -> bytes:
         """What tables restore from: the checkpoint, or its copy, which is written when the first table asks."""
@@ -279,6 +292,12 @@ class _Source:
                     folder.cleanup()
 
 
+def _source_by_name(variable: ShardedTable, name: str) -> _Source:
+    """Where a variable is restored from that was saved under a name."""
+    marks = (f"{name}-kvmeta", f"{name}/part_0-kvmeta")
+    return _Source(variable, name, marks, functools.partial(_by_name, name))
+
+
 def _copy_folder(path: str) -> tempfile.TemporaryDirectory[str]:
     """A folder for a copy: beside the checkpoint, where all tasks of a cluster can read, if it can be written there."""
     try:
@@ -294,11 +313,13 @@ def _text(path: Any) -> str:
 def _is_foreign(path: tf.Tensor) -> tf.Tensor:
     """Whether a checkpoint looks like one of TFRA's, by TensorFlow's ops alone: bool, true rather too often."""
     index = tf.io.read_file(tf.strings.join([path, ".index"]))
-    return tf.strings.regex_full_match(index, r"(?s)\C*(ht_\d+of\d|shard_upsert_restore|prev_global_shard_num)\C*")
+    return tf.strings.regex_full_match(index, rf"(?s)\C*({_FOREIGN.pattern})\C*")
 
 
 def _tensor_names(path: str) -> frozenset[str]:
-    return frozenset(tf.train.load_checkpoint(path).get_variable_to_shape_map())
+    return restore_scope.once(
+        ("names", path), lambda: frozenset(tf.train.load_checkpoint(path).get_variable_to_shape_map())
+    )
 
 
 # ---- Rows of other layouts ----
@@ -350,8 +371,8 @@ def _rewrite(variable: ShardedTable, name: str, path: str, find: Callable[[Any],
     starts = {spec.name: spec.constant for specs in variable.parts[0]._row_slots.of.values() for spec in specs}
     for table in tables:
         _check_fits(variable, table.schema, path)
-        if hasattr(table, "fill"):
-            table.fill(starts)  # TFRA's slots are tables of their own, which may lack rows
+    # TFRA's slots are tables of their own, which may lack rows.
+    tables = [table.filled(starts) if hasattr(table, "filled") else table for table in tables]
     if variable._by_modulo and len(tables) == 1:
         rewritten = [RenamedTable(tables[0], name, {})]
     else:
@@ -376,11 +397,11 @@ def _opened(variable: ShardedTable, path: str) -> Any:
     saver = file_system_saver.saver_of(variable)
     folder = None if saver is None else saver.config.save_path
     if folder is None and not any(name.endswith(file_system_saver.MARKERS) for name in _tensor_names(path)):
-        return open_checkpoint(path)
+        return restore_scope.once((path, None), lambda: open_checkpoint(path))
     whole = variable.status_of or variable
     # Lenient: of other dtypes, other tables cannot be opened.
     options = OpenOptions(key_dtype=whole.key_dtype.name, value_dtype=whole.value_dtype.name, lenient=True)
-    return open_checkpoint(folder or path, options)
+    return restore_scope.once((folder or path, options), lambda: open_checkpoint(folder or path, options))
 
 
 def read_column(variable: ShardedTable, index: int, path: str, column: str) -> tuple[np.ndarray, np.ndarray]:

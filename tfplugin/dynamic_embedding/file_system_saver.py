@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -240,9 +240,16 @@ def _str(text: tf.Tensor) -> str:
 class FilesSaveable(BesideSaveable):
     """A variable in a Saver's list whose tables are written beside the checkpoint, which gets markers."""
 
-    def __init__(self, variable: ShardedTable, name: str, restore: Callable[[tf.Tensor], Any]) -> None:
+    def __init__(
+        self,
+        variable: ShardedTable,
+        name: str,
+        restore: Callable[[tf.Tensor], Any],
+        is_in: Callable[[str, Collection[str]], bool],
+    ) -> None:
         self._variable = variable
         self._restore = restore
+        self._is_in = is_in
         saver = saver_of(variable)
         assert saver is not None
         self._config = saver.config
@@ -262,6 +269,10 @@ class FilesSaveable(BesideSaveable):
     def restore_op(self, filename: tf.Tensor) -> Any:
         """Restores from files, or from a checkpoint that holds the rows itself."""
         return self._restore(filename)
+
+    def is_in(self, path: str, names: Collection[str]) -> bool:
+        """Whether there are files, or a checkpoint that holds the rows itself."""
+        return super().is_in(path, names) or self._is_in(path, names)
 
 
 # ---- Restoring ----

@@ -345,10 +345,10 @@ def _numbers(saves: Any) -> str:
 def _of_base(name: str, folder: str, any_shard: bool = False) -> Iterator[tuple[str, Any]]:
     """The files of keys of a variable, and what their names say."""
     base = name.replace("/", "_")
-    for file in sorted(_list(folder)):
-        if any_shard and file.startswith(f"{base}_mht_") and file.endswith("-keys"):
+    for file in sorted(file for file in _list(folder) if file.startswith(base)):
+        if any_shard and file.startswith("_mht_", len(base)) and file.endswith("-keys"):
             yield file, None
-        match = None if any_shard or not file.startswith(base) else _SHARD.fullmatch(file[len(base) :])
+        match = None if any_shard else _SHARD.fullmatch(file[len(base) :])
         if match:
             yield file, match
 
