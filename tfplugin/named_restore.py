@@ -48,9 +48,7 @@ def _restore_tensors(saveable: Any, coordinator: Any) -> bool:
     dtypes = [coordinator.dtype_map[name] for name in names]
     slices = [""] * len(names)
     saveable.restore(
-        tf.raw_ops.RestoreV2(
-            prefix=coordinator.save_path, tensor_names=names, shape_and_slices=slices, dtypes=dtypes
-        ),
+        tf.raw_ops.RestoreV2(prefix=coordinator.save_path, tensor_names=names, shape_and_slices=slices, dtypes=dtypes),
         None,
     )
     return True

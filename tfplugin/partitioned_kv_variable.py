@@ -315,4 +315,12 @@ def put_together(parts: Sequence[KvVariable]) -> Iterator[PartitionedKvVariable]
             yield PartitionedKvVariable(name, group)
 
 
+def flat_variables(variables: Any) -> Any:
+    """Variables, or one, as a list that has partitioned ones as their parts; None of None."""
+    if variables is None:
+        return None
+    listed = [variables] if hasattr(variables, "dtype") else variables
+    return [part for v in listed for part in (v if isinstance(v, PartitionedKvVariable) else [v])]
+
+
 tf.register_tensor_conversion_function(PartitionedKvVariable, refuse_dense_value)

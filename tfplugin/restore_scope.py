@@ -1,4 +1,4 @@
-"""What the variables that one call restores read once, such as a checkpoint of another layout, which has many tables."""
+"""What variables that are restored together read once, such as a checkpoint of many tables in another layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def restoring() -> Iterator[None]:
 
 
 def once(key: Hashable, make: Callable[[], T]) -> T:
-    """What `make` gives, which is kept under the key until no call restores any more; outside of them it is not kept."""
+    """What `make` gives, kept under the key until no call restores any more; without such a call it is not kept."""
     with _lock:
         if not _restoring:
             return make()

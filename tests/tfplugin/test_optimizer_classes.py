@@ -148,6 +148,12 @@ def test_minimize_takes_functions_and_tables(make, rows_of, partitioner):
     optimizer.minimize(loss)
     assert rows_of(table, [5]).tolist() == [[0.25]]
     assert weight.numpy().tolist() == [0.25]
+    # One variable, not in a list.
+    optimizer.minimize(loss, var_list=table)
+    tfplugin.OptimizerWrapper(tf.keras.optimizers.SGD(0.5)).minimize(loss, table)
+    tfplugin.OptimizerWrapper(tf.keras.optimizers.SGD(0.5)).minimize(loss, weight)
+    assert rows_of(table, [5]).tolist() == [[0.0]]
+    assert weight.numpy().tolist() == [0.25]
 
 
 def test_learning_rates_of_every_kind(make, rows_of):

@@ -23,7 +23,7 @@ from tfplugin.optimizers.fused_rules import FusedRule
 from tfplugin.optimizers.generic_update import stands_for_table
 from tfplugin.optimizers.hyperparameters import Number, Step, given, number, pack
 from tfplugin.optimizers.reference_variables import update_reference_variable
-from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.partitioned_kv_variable import flat_variables
 
 # What a hyperparameter may be, in words and as a test.
 ANY = ("a finite number", lambda x: True)
@@ -203,11 +203,9 @@ class FusedOptimizer(v1_optimizer.Optimizer):
                 self._non_slot_dict["iterations", graph] = found
             return found
 
-    def compute_gradients(self, loss: Any, var_list: Sequence[Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+    def compute_gradients(self, loss: Any, var_list: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As of ``tf.compat.v1.train.Optimizer``. Of a function `loss`, key-value variables may be listed, too."""
-        flat = None
-        if var_list is not None:
-            flat = [part for v in var_list for part in (v if isinstance(v, PartitionedKvVariable) else [v])]
+        flat = flat_variables(var_list)
         if not callable(loss) or flat is None:
             return super().compute_gradients(loss, flat, *args, **kwargs)
         with tf.GradientTape() as tape:

@@ -10,7 +10,7 @@ from tfplugin import step_record
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused
 from tfplugin.optimizers.inner_optimizer import innermost
-from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.partitioned_kv_variable import flat_variables
 
 
 class Explanation:
@@ -100,9 +100,8 @@ def explained(optimizer: Any, variables: Sequence[Any] | None, *, by_layers: boo
     if variables is None:
         found = [reference() for reference, _ in _seen.get(optimizer, {}).values() if reference is not None]
         variables = [variable for variable in found if variable is not None]
-    flat = [part for v in variables for part in (v if isinstance(v, PartitionedKvVariable) else [v])]
     ways = {}
-    for v in flat:
+    for v in flat_variables(variables):
         own = getattr(v, "_optimizer_of_layer", None) if by_layers else None
         if own is None or innermost(own) is optimizer:
             ways[str(v.name)] = _way(optimizer, v)

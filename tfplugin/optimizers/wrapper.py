@@ -28,7 +28,7 @@ from tfplugin.optimizers.agreed_step import agreed_step, spread_variables
 from tfplugin.optimizers.hyperparameters import Step, given
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.optimizers.patch_lock import patch_lock
-from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.partitioned_kv_variable import flat_variables
 from tfplugin.placement import refuse_copies
 from tfplugin.wrapped_method import replaced
 
@@ -108,15 +108,13 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
 
     # ---- Public ----------------------------------------------------------------------------------------------------
 
-    def minimize(
-        self, loss: Any, var_list: Sequence[Any] | None = None, tape: tf.GradientTape | None = None, **kwargs: Any
-    ) -> Any:
+    def minimize(self, loss: Any, var_list: Any = None, tape: tf.GradientTape | None = None, **kwargs: Any) -> Any:
         """One step: gradients of `loss` (a function, or a Tensor with its `tape`), then `apply_gradients`.
 
-        `var_list` defaults to the trainable variables that the loss touched.
+        `var_list`, variables or one, defaults to the trainable variables that the loss touched.
         """
         if isinstance(self.optimizer, v1_optimizer.Optimizer) and not callable(loss):
-            return self.optimizer.minimize(loss, var_list=_flat(var_list), **kwargs)
+            return self.optimizer.minimize(loss, var_list=flat_variables(var_list), **kwargs)
         if callable(loss):
             with tf.GradientTape() as tape:
                 value = self._scaled(loss())
@@ -124,11 +122,11 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
             with tape:
                 value = self._scaled(loss)
         elif not tf.executing_eagerly() and not tf_ops.inside_function():
-            variables = _flat(var_list) or tf.compat.v1.trainable_variables()
+            variables = flat_variables(var_list) or tf.compat.v1.trainable_variables()
             return self.apply_gradients(zip(tf.gradients(loss, variables), variables, strict=True), **kwargs)
         else:
             raise ValueError("minimize: pass a function that computes the loss, or a Tensor and its tape=.")
-        variables = _flat(var_list() if callable(var_list) else var_list)
+        variables = flat_variables(var_list() if callable(var_list) else var_list)
         if variables is None:
             variables = list(tape.watched_variables())
         gradients = tape.gradient(value, variables)
@@ -574,13 +572,6 @@ def _once(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 def _names(optimizer: Any) -> list[str]:
     return [cls.__name__ for cls in type(optimizer).__mro__]
-
-
-def _flat(variables: Sequence[Any] | None) -> list[Any] | None:
-    """Partitioned variables as their parts."""
-    if variables is None:
-        return None
-    return [part for v in variables for part in (v if isinstance(v, PartitionedKvVariable) else [v])]
 
 
 def _refuse_what_horovod_left(optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:
