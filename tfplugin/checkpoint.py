@@ -27,7 +27,7 @@ from tfplugin.async_save import TableAtMoment
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.policies import Policies
-from tfplugin.saveable import KvSaveable, check_whole, restore_op, save_cuts, save_ops
+from tfplugin.saveable import REGISTERED_SAVER, KvSaveable, check_whole, restore_op, save_cuts, save_ops
 from tfplugin.table_places import misplaced
 
 _log = logging.getLogger("tfplugin")
@@ -215,6 +215,23 @@ def restore_of_chain(original: Callable[..., Any], saver: Any, save_path: Any, *
     return restore_scope.restore(original, saver, save_path, *args, **kwargs)
 
 
+def saver_of_objects(original: Callable[..., Any], checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saver_from_object_based_checkpoint`: says what to do with a checkpoint of objects that a Saver is to restore."""
+    try:
+        return original(checkpoint_path, *args, **kwargs)
+    except tf.errors.NotFoundError as error:
+        if "-values" not in error.message:
+            raise
+        raise tf.errors.NotFoundError(
+            None,
+            None,
+            f"{error.message}\n\n'{checkpoint_path}' is a checkpoint of objects, which has key-value variables under "
+            "the names of attributes and not of variables, so that a Saver does not find them: restore the objects, "
+            "tf.train.Checkpoint(attribute=variable).restore(path).run_restore_ops(session), or the tables alone, "
+            "session.run(tfplugin.restore_tables(path, {variable: 'attribute'})); `kvtools inspect` lists the names.",
+        ) from error
+
+
 def is_saved_elsewhere(variable: Any) -> bool:
     """Whether what is saved of a variable now is what others have written."""
     return id(variable) in _elsewhere
@@ -306,8 +323,8 @@ def register() -> None:
         cls._deserialize_from_proto = classmethod(deserialize)  # type: ignore[attr-defined]
         registration.register_serializable(package="tfplugin")(cls)
     registration.register_checkpoint_saver(
-        package="tfplugin",
-        name="KvVariable",
+        package=REGISTERED_SAVER.partition(".")[0],
+        name=REGISTERED_SAVER.partition(".")[2],
         predicate=_is_saved_object,
         save_fn=_save,
         restore_fn=_restore,

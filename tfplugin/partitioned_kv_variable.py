@@ -18,7 +18,7 @@ from tfplugin.keys import keys_to_tensor
 from tfplugin.kv_variable import KvVariable, checked_output_dtype, refuse_dense_value
 from tfplugin.not_dense import NotDense
 from tfplugin.policies import Policies
-from tfplugin.row_counts import RowCounts
+from tfplugin.row_counts import RowCounts, row_count
 from tfplugin.row_expiry import RowExpiry
 from tfplugin.scatter import Scatter
 
@@ -199,7 +199,7 @@ class PartitionedKvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.T
 
     def size(self, name: str | None = None) -> tf.Tensor:
         """Number of rows in all parts: scalar int64."""
-        return tf.add_n([part.size() for part in self._parts], name=name)
+        return row_count(self, name)
 
     def contains(self, keys: Any) -> tf.Tensor:
         """Whether each key is there: bool, shape of keys."""

@@ -13,6 +13,7 @@ from kvtools.chain import newest_chain
 from kvtools.chain_place import chain_at, is_chain
 from tfplugin import slot_binding
 from tfplugin.named_tables import name_of, names_there, newest_in, no_such, whole_of
+from tfplugin.row_counts import row_count
 from tfplugin.rows_left_out import RowsLeftOut
 from tfplugin.saveable import check_whole, restore_op
 
@@ -70,7 +71,7 @@ def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None
         ops += of_table
         left_out = _left_out(path, there, base, table)
         if tf.executing_eagerly():
-            restored[name_of(table)] = left_out.count_now() if left_out.any else int(table.size())
+            restored[name_of(table)] = left_out.count_now() if left_out.any else int(row_count(table))
         elif left_out.any:
             with tf.control_dependencies(of_table):
                 ops.append(left_out.count_in_graph())

@@ -15,6 +15,11 @@ from tfplugin.ops import raw
 DAY = 86400
 
 
+def row_count(table: Any, name: str | None = None) -> tf.Tensor:
+    """How many rows a variable of any API has: scalar int64. The `size` of those of `sok` is something else."""
+    return tf.add_n([raw.kv_table_size(part.handle) for part in table._kv_parts], name=name)
+
+
 class RowCounts:
     """How often keys came, and when: of a variable in one part or in many, in the places of their keys."""
 

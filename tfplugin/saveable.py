@@ -18,6 +18,15 @@ from tfplugin.ops import raw
 from tfplugin.placement import cpu_device
 
 
+#: Where a checkpoint of objects has a table, it has this name of what saved it.
+REGISTERED_SAVER = "tfplugin.KvVariable"
+
+
+def is_table(node: Any) -> bool:
+    """Whether a node of a checkpoint's graph of objects is a key-value variable with its rows."""
+    return bool(node.registered_saver.name == REGISTERED_SAVER)
+
+
 class KvSaveable(saveable_object.SaveableObject):
     """A key-value variable in a Saver's list. The builder methods that `checkpoint` wraps do its work."""
 

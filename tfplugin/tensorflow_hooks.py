@@ -117,6 +117,7 @@ def install() -> None:
         (checkpoint_lib.TrackableSaver, "save", async_save.write),
         (checkpoint_lib.TrackableSaver, "restore", checkpoint.restore_of_chain),
         (saver_lib.Saver, "restore", restore_scope.restore),
+        (saver_lib, "saver_from_object_based_checkpoint", checkpoint.saver_of_objects),
         (checkpoint_lib._NameBasedRestoreCoordinator, "eager_restore", named_restore.eager_restore),
         (checkpoint_utils, "_init_from_checkpoint", checkpoint_initializers.init_from_checkpoint),
         (async_checkpoint_helper.AsyncCheckpointHelper, "save", async_save.begin),

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfplugin.named_tables import name_of, names_there, newest_in, no_such
 from tfplugin.ops import raw
+from tfplugin.row_counts import row_count
 from tfplugin.rows_left_out import RowsLeftOut, own_rows
 from tfplugin.slots import SlotSpec, slots_json
 
@@ -192,7 +193,7 @@ def _import(part: Any, specs: Sequence[SlotSpec], keys: Any, freqs: Any, columns
 
 def _fill_now(table: Any, source: _Source) -> int:
     parts = [part for part in table._kv_parts if part.holds_rows]
-    empty = [part for part in parts if int(part.size()) == 0]
+    empty = [part for part in parts if int(row_count(part)) == 0]
     rows = 0
     try:
         for chunk in source.chunks():

@@ -98,3 +98,15 @@ def test_dynamic_variables_of_one_rank_are_in_a_chain(tmp_path):
     sok.assign(variable, tf.constant([2, 9], tf.int64), tf.zeros([2, 3]))
     manager.save()
     assert same_as_a_full(checkpoint, tmp_path / "chain", tmp_path / "reference")
+    expected = dict(zip(*(array.numpy().tolist() for array in sok.export(variable)), strict=True))
+
+    # Its `size` is something else than that of the other variables.
+    restored = sok.DynamicVariable(3, "13", name="restored")
+    again = tfplugin.CheckpointManager(sok.Checkpoint(v=restored), tmp_path / "chain")
+    again.restore_or_initialize()
+    tables = sok.DynamicVariable(3, "13", name="tables")
+    assert tfplugin.restore_tables(tmp_path / "chain", {tables: "v"}) == {"tables": 3}
+    started = sok.DynamicVariable(3, "13", name="started")
+    assert tfplugin.warm_start(tmp_path / "chain", {started: "ranked"}) == {"started": 3}
+    for other in (restored, tables, started):
+        assert dict(zip(*(array.numpy().tolist() for array in sok.export(other)), strict=True)) == expected

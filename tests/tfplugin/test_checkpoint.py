@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfplugin
+from tfplugin import dynamic_embedding
 
 
 def fixed(parts):
@@ -280,3 +281,22 @@ def test_rows_of_another_type_say_how_they_can_be_had(tmp_path):
         tf.train.Checkpoint(table=table).restore(path)
     assert tfplugin.warm_start(path, table, {"wide": "narrow"}, cast=True) == {"wide": 2}
     np.testing.assert_array_equal(table.sparse_read([1, 2], training=False), [[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize("parts", [None, 3])
+@pytest.mark.parametrize("saved", ["de.Variable", "tf.Variable"])
+def test_a_table_where_another_kind_of_object_was_saved_is_said_not_to_be_restored(tmp_path, saved, parts):
+    if saved == "de.Variable":
+        other = dynamic_embedding.Variable(dim=2, name="before")
+        other.upsert([1, 2], [[1.0, 2.0], [3.0, 4.0]])
+    else:
+        other = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+    path = tf.train.Checkpoint(emb=other).save(str(tmp_path / "c"))
+    table = tf.get_kv_variable("after", 2, partitioner=fixed(parts))
+    status = tf.train.Checkpoint(emb=table).restore(path)
+    with pytest.raises(AssertionError, match="KvVariable 'after"):
+        status.assert_existing_objects_matched()
+    assert int(table.size()) == 0
+    if saved == "de.Variable":  # the way out
+        assert tfplugin.restore_tables(path, {table: "emb/table"}) == {"after": 2}
+        assert table.sparse_read([2]).numpy().tolist() == [[3.0, 4.0]]

@@ -439,3 +439,20 @@ def test_a_saver_of_dense_variables_in_a_function_of_eager_code():
         return tf.convert_to_tensor(v1.train.Saver().saver_def.filename_tensor_name)
 
     assert v1.wrap_function(build, [])().numpy() == b"save/Const:0"
+
+
+def test_a_checkpoint_of_objects_says_how_its_tables_are_restored_in_a_graph(tmp_path):
+    table = tf.get_kv_variable("emb", 2)
+    table.sparse_read([1, 2])
+    rows = table.sparse_read([1, 2]).numpy()
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    with tf.Graph().as_default(), v1.Session() as session:
+        again = tf.get_kv_variable("emb", 2)
+        read = again.sparse_read([1, 2])
+        with pytest.raises(tf.errors.NotFoundError, match=r"(?s)emb-values.*checkpoint of objects.*restore_tables"):
+            v1.train.Saver([again]).restore(session, path)
+        session.run(tfplugin.restore_tables(path, {again: "table"}))
+        np.testing.assert_array_equal(session.run(read), rows)
+        session.run(again.clear())
+        tf.train.Checkpoint(table=again).restore(path).run_restore_ops(session)
+        np.testing.assert_array_equal(session.run(read), rows)

@@ -16,10 +16,10 @@ from tfplugin.chain.tables import ALL, Mark, Moment, by_device, checked, counted
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
-from tfplugin.saveable import run_apart
+from tfplugin.row_counts import row_count
+from tfplugin.saveable import REGISTERED_SAVER, run_apart
 from tfplugin.table_places import misplaced
 
-_TABLES = "tfplugin.KvVariable"
 _DYNAMIC = "DECustomSaver.Variable"
 
 
@@ -134,7 +134,7 @@ class CheckpointModel:
         """Why no increment can follow the member that was just restored; '' where one can."""
         del session
         went = {
-            x: (int(table.expired_rows()) + int(table.evicted_rows()), int(table.size()))
+            x: (int(table.expired_rows()) + int(table.evicted_rows()), int(row_count(table)))
             for x, table in self._tables.items()
         }
         return why_not_followed(member, record, self._tables, went)
@@ -158,7 +158,7 @@ class CheckpointModel:
 def _tables_of(registered: Mapping[str, Mapping[str, Any]]) -> dict[str, KvVariable]:
     tables: dict[str, KvVariable] = {}
     for saver, objects in registered.items():
-        if saver == _TABLES:
+        if saver == REGISTERED_SAVER:
             for path, obj in checkpoints.wholes(objects).items():
                 prefix = checkpoints.object_prefix(tf.compat.as_str(path))
                 if isinstance(obj, PartitionedKvVariable):

@@ -16,6 +16,7 @@ from kvtools.chain import RECORD_TENSOR, Member, Record, TableCounts
 from tfplugin.chain.tables import ALL, Mark, Moment, by_device, checked, counted, cut, save_cuts, why_not_followed
 from tfplugin.checkpoint import BesideSaveable
 from tfplugin.ops import raw
+from tfplugin.row_counts import row_count
 from tfplugin.saveable import KvSaveable
 from tfplugin.session_model import unfinalized
 
@@ -70,7 +71,7 @@ class SaverModel:
                 self._known[prefix] = raw.kv_table_changes_known(variable.handle, mark)
                 self._track.append(raw.kv_table_track_changes(variable.handle, max_removed=max_removed))
                 self._drop[prefix] = raw.kv_table_drop_cut(variable.handle, self._number)
-                self._went[prefix] = variable.expired_rows() + variable.evicted_rows(), variable.size()
+                self._went[prefix] = variable.expired_rows() + variable.evicted_rows(), row_count(variable)
                 self._forget[prefix] = raw.kv_table_forget_changes(variable.handle, mark)
             self._cut[prefix] = cut(variable, mark)
         self._groups = [group for _, group in by_device(self._tables)]

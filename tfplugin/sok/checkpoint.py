@@ -21,6 +21,7 @@ from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.optimizers.wrapper import OptimizerWrapper
 from tfplugin.ranks import step
+from tfplugin.saveable import REGISTERED_SAVER
 from tfplugin.sok import sharded_checkpoint
 from tfplugin.sok.distributed_variable import ShardedVariable, held_rows
 from tfplugin.sok.optimizer_slots import core_of, slots_of
@@ -141,7 +142,7 @@ class _Parts:
 
     def __init__(self, saver: Any, doing: str) -> None:
         tensors, _, registered, graph = saver._gather_serialized_tensors()
-        spread = registered.get("tfplugin.KvVariable", {})
+        spread = registered.get(REGISTERED_SAVER, {})
         self._dynamic: dict[str, KvVariable] = {
             name: v for name, v in spread.items() if isinstance(v, KvVariable) and v.ranks > 1
         }
