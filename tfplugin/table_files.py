@@ -127,9 +127,11 @@ def _described(one: HeldTable, name: str, optimizer: Any) -> dict[str, Any]:
         "rows": one.rows(),
         "in_parts": _in_parts(one),
         "tables": 1 if _in_parts(one) else len(one.parts),
-        # What the names of its optimizer's slots begin with; and the steps of one that its layer has for it.
+        # What the names of its optimizer's slots begin with; and the steps, and all else but slots, of one that its
+        # layer has for it.
         "optimizer": prefix,
         "own_iterations": None if own is None else iterations_of(own),
+        "own_scalars": None if own is None else [np.asarray(one).item() for one in _scalars_of(own)],
         "steps_in_backward": max(int(update.step) for update in updates) if updates else None,
     }
 
@@ -150,6 +152,23 @@ def iterations_of(optimizer: Any) -> int | None:
         return sum(iterations_of(one) or 0 for one in optimizer)
     iterations = getattr(optimizer, "iterations", None)
     return None if iterations is None else int(np.asarray(iterations))
+
+
+def _scalars_of(optimizer: Any) -> list[Any]:
+    """What an optimizer has beside the slots of variables: steps, learning rate, the product of Nadam's momenta."""
+    variables = optimizer.variables
+    return [one for one in (variables() if callable(variables) else variables) if len(one.shape) == 0]
+
+
+def _go_on(own: Any, entry: dict[str, Any]) -> None:
+    """Has the optimizer of a layer go on from the steps that were saved."""
+    own.iterations.assign(entry["own_iterations"])
+    if hasattr(own, "_check_variables_are_known") and not own.built:  # Keras 3 makes some of them then
+        own.build([])
+    scalars, values = _scalars_of(own), entry.get("own_scalars") or ()
+    if len(scalars) == len(values):
+        for variable, value in zip(scalars, values, strict=True):
+            variable.assign(value)
 
 
 class SavedTables:
@@ -279,7 +298,7 @@ class SavedTables:
         if what != "take":
             return
         if own is not None:
-            own.iterations.assign(entry["own_iterations"])
+            _go_on(own, entry)
         core = _core(optimizer if own is None else own)
         if core is None:  # the one of several that trains the table finds the slots
             return

@@ -408,7 +408,9 @@ def test_layers_of_ours_with_optimizers_of_their_own(both_kerases, tmp_path, fil
         other = layers.TableConfig("other", embedding_dim=2, combiner="mean")
         features = {"a": layers.FeatureConfig("a", own), "b": layers.FeatureConfig("b", other)}
         several = layers.EmbeddingCollection(features, name="several")({"a": ids, "b": ids})
-        one = layers.Embedding(3, combiner="sum", optimizer="adagrad", name="one")(ids)
+        # Nadam of Keras 3 has a product of momenta that is no slot; tf_keras saves none.
+        optimizer = "adagrad" if keras is tf_keras else "nadam"
+        one = layers.Embedding(3, combiner="sum", optimizer=optimizer, name="one")(ids)
         values = keras.layers.Concatenate()([several["a"], several["b"], one])
         model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="ones")(values))
         model.compile(keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
@@ -416,6 +418,7 @@ def test_layers_of_ours_with_optimizers_of_their_own(both_kerases, tmp_path, fil
 
     model, loaded = made(), made()
     list(losses(model, DATA[:2]))
+    model.get_layer("one").optimizer.learning_rate = 0.25
     path = str(tmp_path / file)
     if "weights" in file:
         loaded.optimizer.build(loaded.trainable_variables)
