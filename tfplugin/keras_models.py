@@ -146,25 +146,51 @@ _CONTAINERS = (list, tuple, dict)
 
 
 def _in_containers(name: str, value: Any, within: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """The tables, and `sok.Variable` s, in an attribute that is a list or dictionary, as ``name_<index or key>``."""
+    """The tables, `sok.Variable` s and layers in an attribute that is a list or dictionary, as ``name_<index or key>``."""
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        if is_table(item) or is_shard(item):
+        if _is_kept(item) or _is_layer(item):
             yield f"{name}_{key}", item
         elif isinstance(item, _CONTAINERS) and not any(item is one for one in (*within, value)):  # else a circle
             yield from _in_containers(f"{name}_{key}", item, (*within, value))
 
 
+def _is_layer(value: Any) -> bool:
+    return hasattr(type(value), "_flatten_layers")
+
+
+def _is_kept(value: Any) -> bool:
+    return is_table(value) or is_shard(value)
+
+
+def _listed(children: dict[str, Any]) -> set[int]:
+    """The children of an object that TensorFlow tracks, by their ids, and what is in those that are lists."""
+    lists = [child for child in children.values() if isinstance(child, (list, tuple))]
+    return {id(child) for child in [*children.values(), *(item for one in lists for item in one)]}
+
+
 def _children(original: Callable[..., Any], layer: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
-    """What a checkpoint has of a layer: also the tables in lists and dictionaries, which Keras 3 leaves out."""
+    """What a checkpoint has of a layer: also the tables in lists and dictionaries, which Keras 3 leaves out; and, in a
+    model with tables, the layers in them, among which are those of a ``Sequential`` without an ``Input``.
+    """
     children = dict(original(layer, save_type, **kwargs))
     if save_type == "checkpoint":
-        for attribute, value in list(vars(layer).items()):
-            # Most are none, and there are thousands of layers. What begins so is TensorFlow's own, of what it tracks.
-            if isinstance(value, _CONTAINERS) and not attribute.startswith("_self_"):
-                for name, table in _in_containers(attribute, value):
+        there = _listed(children)
+        if "_functional" in children:  # of a Sequential: it has the same layers
+            there |= _listed(children["_functional"]._trackable_children(save_type))
+        with_layers = any(held_by(one, _is_kept) for one in layer._flatten_layers())
+        # What begins so is TensorFlow's own, of what it tracks.
+        attributes = {name: value for name, value in vars(layer).items() if not name.startswith("_self_")}
+        # Last, as it has once more what other attributes have; without what a Sequential puts first as it is built.
+        attributes["_layers"] = [one for one in attributes.pop("_layers", ()) if type(one).__name__ != "InputLayer"]
+        for attribute, value in attributes.items():
+            if isinstance(value, _CONTAINERS):  # most are none, and there are thousands of layers
+                for name, one in _in_containers(attribute, value):
+                    if _is_layer(one) and (not with_layers or id(one) in there):
+                        continue
                     while name in children:
                         name += "_"
-                    children[name] = table
+                    children[name] = one
+                    there.add(id(one))
     return children
 
 
@@ -187,6 +213,20 @@ def _track_wholes(original: Callable[..., Any], archive: Any, *args: Any, **kwar
     return returned
 
 
+def _hold(original: Callable[..., None], layer: Any, weight: Any) -> None:
+    """``_add_existing_weight`` of a `TFSMLayer`: it holds the tables that its SavedModel looks up, as any layer does."""
+    if not is_table(weight):
+        original(layer, weight)
+        return
+    loaded = tf.train.TrackableView(layer._reloaded_obj).descendants()
+    # Of a table in parts the whole, by which it is saved.
+    holding = [one for one in loaded if is_table(one) and any(part is weight for part in one._kv_parts)]
+    whole = max([weight, *holding], key=lambda one: one._kv_parts != (one,))
+    if not any(table is whole for table in getattr(layer, "tables", ())):
+        layer.tables = [*getattr(layer, "tables", ()), whole]
+    weight._frozen_by_keras = not layer.trainable
+
+
 # ---- Installing ------------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +241,9 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
         owner = defining_class(keras.layers.Layer, "_trackable_children")
         if owner is not None and owner.__module__.startswith("keras."):
             yield wrap_method(owner, "_trackable_children", _children)
+    reloaded = getattr(keras.layers, "TFSMLayer", None)
+    if reloaded is not None:
+        yield wrap_method(reloaded, "_add_existing_weight", _hold)
     archive = getattr(getattr(keras, "export", None), "ExportArchive", None)
     if archive is not None:
         # That of Keras 3 makes an object of another class.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,6 +21,10 @@ LABELS = np.ones((4, 1))
 @pytest.fixture(params=KERAS)
 def keras(request):
     return KERAS[request.param]
+
+
+def _layers(keras):
+    return importlib.import_module(f"tfplugin.{'tf_keras' if keras is tf_keras else 'keras'}")
 
 
 def _layer(keras, table, held="attribute", **options):
@@ -381,6 +387,67 @@ def test_checkpoints_have_tables_however_a_layer_holds_them(keras, make, rows_of
     table, model = built()
     tf.train.Checkpoint(model=model).restore(path).assert_existing_objects_matched().assert_consumed()
     assert (rows_of(table, [1, 2]) == 1).all()
+
+
+@pytest.mark.parametrize("held", ["list", "dictionary", "Sequential"])
+def test_checkpoints_have_tables_however_a_model_holds_their_layers(keras, tmp_path, held):
+    class Scored(keras.Model):
+        def __init__(self, pooled, scored):
+            super().__init__()
+            self.steps = [pooled, scored] if held == "list" else {"pooled": [pooled], "scored": scored}
+
+        def call(self, ids):
+            pooled, scored = self.steps if held == "list" else (self.steps["pooled"][0], self.steps["scored"])
+            return scored(pooled(ids))
+
+    def built(rows):
+        layer = _layers(keras).Embedding(4, combiner="sum", name="user")
+        layer.table.upsert(IDS.ravel(), np.full([IDS.size, 4], rows))
+        layers = [layer, keras.layers.Dense(1)]
+        model = keras.Sequential(layers) if held == "Sequential" else Scored(*layers)
+        return model, model(IDS, training=False)
+
+    model, expected = built(1.0)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
+    model, _ = built(2.0)
+    tf.train.Checkpoint(model=model).restore(path).assert_existing_objects_matched().assert_consumed()
+    np.testing.assert_array_equal(model(IDS, training=False), expected)  # dense weights of these layers, too
+
+
+def test_a_table_that_keras_saves_has_one_place_in_a_checkpoint(tmp_path):
+    keras = tf.keras
+    layers = [keras.Input((3,), dtype="int64"), _layers(keras).Embedding(4, name="user"), keras.layers.Dense(1)]
+    model = keras.Model(layers[0], keras.Sequential(layers)(layers[0]))
+    model.compile("sgd", "mse")
+    model.fit(IDS, np.ones((4, 3, 1)), verbose=0)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
+    tables = [name for name, _ in tf.train.list_variables(path) if name.endswith("kv-keys")]
+    assert tables == ["model/_operations/1/_functional/_operations/1/table/.ATTRIBUTES/kv-keys"]
+
+
+def test_a_layer_of_a_saved_model_holds_its_tables(tmp_path):
+    keras = tf.keras
+    layers = [_layers(keras).Embedding(4, combiner="sum", name="user", parts=2), keras.layers.Dense(1)]
+    source = keras.Sequential([keras.Input((3,), dtype="int64"), *layers])
+    source(IDS, training=True)
+    source.export(str(tmp_path / "source"), verbose=False)
+    for trainable in (True, False):
+        layer = keras.layers.TFSMLayer(str(tmp_path / "source"), trainable=trainable)
+        np.testing.assert_array_equal(layer(IDS), source(IDS))
+        ids = keras.Input((3,), dtype="int64")
+        model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="ones")(layer(ids)))
+        model.compile("sgd", "mse")
+        model.fit(IDS, LABELS, verbose=0)
+        assert (layer(IDS) != source(IDS)).numpy().any() == trainable
+        [table] = layer.tables
+        moved = table.sparse_read(IDS, training=False) != layers[0].table.sparse_read(IDS, training=False)
+        assert moved.numpy().any() == trainable and int(table.size()) == IDS.size
+        model.save(str(tmp_path / "m.keras"))
+        loaded = keras.models.load_model(str(tmp_path / "m.keras"), safe_mode=False)
+        np.testing.assert_array_equal(loaded(IDS), model(IDS))
+    model.export(str(tmp_path / "again"), verbose=False)
+    saved = tf.train.list_variables(str(tmp_path / "again" / "variables" / "variables"))
+    assert len([name for name, _ in saved if name.endswith("-keys")]) == 2  # a part each, once
 
 
 def test_weights_in_the_format_of_checkpoints_have_tables_that_the_model_holds(make, rows_of, tmp_path):
