@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.eager import record as eager_record
 
 from tfplugin.kv_variable import KvVariable
@@ -28,3 +29,14 @@ def refuse_tables(original: Callable[..., Any], function: Any, *args: Any) -> An
                 "tf.custom_gradient, whose gradients know dense variables only. Look its rows up before, and give them "
                 "to that function as an argument: its gradient then goes on to the table."
             ) from error
+
+
+def all_reduce(original: Callable[..., Any], replica: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """``ReplicaContextBase.all_reduce``, by which optimizers of Keras add up gradients: of one replica they are the sum.
+
+    TensorFlow's gives them a gradient of their own even then. What it registers for that is there as long as the process
+    lives, and with it the graph of the step, the tables that are looked up in it, and their rows.
+    """
+    if replica.num_replicas_in_sync == 1 and all(isinstance(one, tf.Tensor) for one in tf.nest.flatten(value)):
+        return value
+    return original(replica, reduce_op, value, *args, **kwargs)

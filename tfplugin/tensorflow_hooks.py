@@ -34,6 +34,7 @@ from tensorflow.core.function.capture import restore_captures
 from tensorflow.python.checkpoint import async_checkpoint_helper, functional_saver
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
 from tensorflow.python.checkpoint import restore as restore_lib
+from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import backprop_util, imperative_grad, wrap_function
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
 from tensorflow.python.framework import convert_to_constants, func_graph
@@ -140,6 +141,7 @@ def install() -> None:
         (cond_v2, "_make_indexed_slices_indices_types_match", cond_gradients.make_indices_match),
         (custom_gradient, "_eager_mode_decorator", custom_gradients.refuse_tables),
         (custom_gradient, "_graph_mode_decorator", custom_gradients.refuse_tables),
+        (distribute_lib.ReplicaContextBase, "all_reduce", custom_gradients.all_reduce),
         (imperative_grad, "imperative_grad", unconnected_gradients.of_tape),
         (tf.GradientTape, "jacobian", not_dense.refuse_jacobian),
         (tf.GradientTape, "batch_jacobian", not_dense.refuse_jacobian),

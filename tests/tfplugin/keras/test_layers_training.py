@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import keras_pairs
 import numpy as np
 import pytest
@@ -42,6 +45,21 @@ def test_under_compile_it_is_the_dense_model(both_kerases, layers, combiner, opt
     ours, dense = (list(keras_pairs.losses(model, data)) for model in models.models)
     np.testing.assert_allclose(ours, dense, rtol=1e-5)
     keras_pairs.assert_alike(models, data[0][0])
+
+
+@pytest.mark.parametrize("own", [None, "adam"])
+def test_the_rows_of_a_model_go_with_it(both_kerases, layers, own):
+    keras = both_kerases
+    parts = [keras.Input((LENGTH,), dtype="int64"), layers.Embedding(DIM, optimizer=own), keras.layers.Dense(1)]
+    model = keras.Sequential(parts)
+    model.compile("sgd", "mse")
+    model.train_on_batch(np.zeros([2, LENGTH], np.int64), np.ones([2, LENGTH, 1]))
+    handle = weakref.ref(model.layers[0].table.handle)
+    assert handle() is not None
+    del model, parts
+    keras.backend.clear_session()
+    gc.collect()
+    assert handle() is None
 
 
 def test_only_fit_gives_keys_their_rows(both_kerases, layers):
