@@ -1,4 +1,6 @@
-"""Lookups in functions whose gradient is one of the user's own: `tf.custom_gradient`, `tf.recompute_grad`."""
+"""Functions with gradients of their own: lookups in those of `tf.custom_gradient` and `tf.recompute_grad`, and
+TensorFlow's sum over replicas.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ def refuse_tables(original: Callable[..., Any], function: Any, *args: Any) -> An
             ) from error
 
 
-def all_reduce(original: Callable[..., Any], replica: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-    """``ReplicaContextBase.all_reduce``, by which optimizers of Keras add up gradients: of one replica they are the sum.
+def all_reduce(
+    original: Callable[..., Any], replica: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """``ReplicaContextBase.all_reduce``, by which optimizers of Keras add up gradients: those of one are the sum.
 
-    TensorFlow's gives them a gradient of their own even then. What it registers for that is there as long as the process
-    lives, and with it the graph of the step, the tables that are looked up in it, and their rows.
+    TensorFlow's gives them a gradient of their own even then. What it registers for that is there as long as the
+    process lives, and with it the graph of the step, the tables that are looked up in it, and their rows.
     """
     if replica.num_replicas_in_sync == 1 and all(isinstance(one, tf.Tensor) for one in tf.nest.flatten(value)):
         return value

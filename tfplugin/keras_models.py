@@ -146,7 +146,7 @@ _CONTAINERS = (list, tuple, dict)
 
 
 def _in_containers(name: str, value: Any, within: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """The tables, `sok.Variable` s and layers in an attribute that is a list or dictionary, as ``name_<index or key>``."""
+    """The tables, `sok.Variable` s and layers in an attribute that is a list or dictionary: ``name_<index or key>``."""
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         if _is_kept(item) or _is_layer(item):
             yield f"{name}_{key}", item
@@ -214,7 +214,7 @@ def _track_wholes(original: Callable[..., Any], archive: Any, *args: Any, **kwar
 
 
 def _hold(original: Callable[..., None], layer: Any, weight: Any) -> None:
-    """``_add_existing_weight`` of a `TFSMLayer`: it holds the tables that its SavedModel looks up, as any layer does."""
+    """``_add_existing_weight`` of a `TFSMLayer`: it holds the tables of its SavedModel, as any layer does."""
     if not is_table(weight):
         original(layer, weight)
         return
