@@ -17,7 +17,6 @@ from tfplugin.chain_members import with_what_it_goes_back_to
 from tfplugin.ops import raw
 from tfplugin.placement import cpu_device
 
-
 #: Where a checkpoint of objects has a table, it has this name of what saved it.
 REGISTERED_SAVER = "tfplugin.KvVariable"
 

@@ -242,7 +242,7 @@ class KeyedSlotsTable(ColumnTable):
         )
 
     def filled(self, slots: Mapping[str, float]) -> KeyedSlotsTable:
-        """Return the table with what the rows that slots lack are made of, by the slots' names, where no file says it."""
+        """Return the table with what the rows that slots lack are made of, by their names, where no file says it."""
         table = copy.copy(self)
         fills = {f"slot:{slot}": number for slot, number in slots.items()}
         table._keyed = {
