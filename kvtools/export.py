@@ -401,6 +401,7 @@ def write_table(
         table,
         part_rows=tuple(part_rows.tolist()) if parts > 1 else (done,),
         perfect=order.in_graph if order else None,
+        rows_behind=len(rows_behind),
     )
     described = {"keys": table.tensor("keys"), "values": table.tensor("values")}
     if order:

@@ -42,7 +42,8 @@ class StockTable:
     in a process: two models must never share one. `place` is what its tensors are below in the bundle of variables.
     `rows_as` is what the rows are in the variable, one of `kvtools.narrow_rows.DTYPES`; empty where that is
     `value_dtype`, which the model computes with.
-    `perfect` is how row numbers are computed; there is a hash table if it is None.
+    `perfect` is how row numbers are computed; there is a hash table if it is None. `rows_behind` are the rows from
+    `zeros_row` on.
     """
 
     number: int
@@ -56,6 +57,7 @@ class StockTable:
     place: str = "kvtools_tables"
     rows_as: str = ""
     perfect: PerfectSlots | None = None
+    rows_behind: int = 1
 
     @property
     def rows(self) -> int:
@@ -79,10 +81,16 @@ class StockTable:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """Its variables, in the order in which they are written."""
+        """Its variables, in the order in which they are written, of the shapes that they are written in.
+
+        Keras makes weights of variables of known shapes alone (`keras.layers.TFSMLayer`).
+        """
         stored, width = stored_type(self.value_dtype, self.rows_as, self.dim)
-        keys, values = Variable("keys", INT64, shape(-1)), Variable("values", number_named(stored), shape(-1, width))
-        return (keys, values, Variable("index", INT64, shape(-1))) if self.perfect else (keys, values)
+        values = Variable("values", number_named(stored), shape(self.zeros_row + self.rows_behind, width))
+        if self.perfect is None:
+            return Variable("keys", INT64, shape(max(self.rows, 1))), values
+        keys = Variable("keys", INT64, shape(self.perfect.slots))
+        return keys, values, Variable("index", INT64, shape(self.perfect.buckets))
 
     def node(self, resource: str) -> str:
         """Return the name of the node of a resource."""

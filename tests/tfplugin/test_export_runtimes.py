@@ -10,7 +10,10 @@ import pytest
 import tensorflow as tf
 
 import tfplugin
+from kvtools.clip import Clip, Criteria
+from kvtools.clip_policy import Policy
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.export import export_saved_model
 from kvtools.export_model import export_model
 from kvtools.onnx_bitcast import HANDLERS
 
@@ -121,3 +124,27 @@ def test_onnx_runtime_gives_the_same_rows(folder: Path) -> None:
     session = onnxruntime.InferenceSession(converted.SerializeToString())
     names = [output.name for output in session.get_outputs()]
     assert_same(dict(zip(names, session.run(None, fed), strict=True)), answers(folder / "source", fed))
+
+
+@pytest.mark.parametrize("index", ["hash", "perfect"])
+def test_a_layer_of_keras_takes_it(folder: Path, index: str) -> None:
+    """Keras 3 loads SavedModels in no other way. Its weights are of known shapes, as variables of tables are."""
+    layer = tf.keras.layers.TFSMLayer(str(folder / index), call_endpoint="serving_default")
+    fed = request(3)
+    assert_same(layer.call_endpoint_fn(**fed), answers(folder / index, fed))
+    assert not [weight for weight in layer.trainable_weights if "kvtools" in weight.name]
+
+
+@pytest.mark.parametrize("dtype", [None, "int8"])
+@pytest.mark.parametrize("index", ["hash", "perfect"])
+def test_variables_of_tables_have_the_shapes_that_are_written(
+    folder: Path, tmp_path: Path, index: Any, dtype: Any
+) -> None:
+    few = Policy.of(Criteria(norms=(Clip("l2", 1.5),)))
+    export_saved_model(open_checkpoint(str(folder / "source")), tmp_path / "few", policy=few, index=index, dtype=dtype)
+    for model in (folder / index, tmp_path / "few"):
+        written = dict(tf.train.list_variables(str(model / "variables" / "variables")))
+        layer = tf.keras.layers.TFSMLayer(str(model), call_endpoint="serving_default")
+        found = sorted(tuple(weight.shape) for weight in layer.weights if "kvtools" in weight.name)
+        tables = sorted(tuple(shape) for name, shape in written.items() if "tables/" in name)
+        assert found == tables and len(found) >= 6
