@@ -70,7 +70,8 @@ def _check(model: Any, value: Any, reference: Any) -> None:
         f"{told}: Keras would cast it, and floats have lost the digits of large ids. Give the model integers. A column "
         'of pandas in which values are missing is float64: fill them before ids become floats (read the column as "Int'
         '64", then column.fillna(0).to_numpy("int64")). Ids from a matrix of floats are cast in the model, from an '
-        "input of floats."
+        "input of floats. A Sequential around the model may cast all that it takes to floats, unless it begins with an "
+        f'Input of its own: keras.Input(shape, dtype="{dtype.name}").'
     )
 
 

@@ -455,6 +455,15 @@ def test_floats_for_integer_inputs_that_are_ids_are_an_error(both_kerases, layer
         assert "fillna" in str(told.value)
 
 
+def test_a_sequential_around_a_model_casts_ids_unless_it_has_an_input():
+    """So it does where the layer in the model is Keras's own, without a word."""
+    inner, ids = _functional(keras, tfplugin.keras), np.array([[1, 2, 3]])
+    with pytest.raises(TypeError, match=r'(?s)got float32: .* Sequential .* keras\.Input\(shape, dtype="int64"\)'):
+        keras.Sequential([inner, keras.layers.Dense(1)]).predict(ids, verbose=0)
+    whole = keras.Sequential([keras.Input((3,), dtype="int64"), inner])
+    np.testing.assert_array_equal(whole.predict(ids, verbose=0), inner.predict(ids, verbose=0))
+
+
 def _narrow(keras, layers):
     ids = keras.Input((3,), dtype="int32", name="basket_ids")
     return keras.Model(ids, keras.layers.Dense(1)(layers.Embedding(DIM, "mean", name="basket")(ids)))
