@@ -213,17 +213,27 @@ def _track_wholes(original: Callable[..., Any], archive: Any, *args: Any, **kwar
     return returned
 
 
+#: What `_wholes` gives of the SavedModel of a `TFSMLayer`.
+_wholes_of: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+
+
+def _wholes(loaded: Any) -> dict[int, Any]:
+    """The tables of a SavedModel, by the ids of what its functions read: of one in parts the whole, which is saved."""
+    tables = [one for one in tf.train.TrackableView(loaded).descendants() if is_table(one)]
+    return {id(part): one for one in sorted(tables, key=lambda one: len(one._kv_parts)) for part in one._kv_parts}
+
+
 def _hold(original: Callable[..., None], layer: Any, weight: Any) -> None:
     """``_add_existing_weight`` of a `TFSMLayer`: it holds the tables of its SavedModel, as any layer does."""
     if not is_table(weight):
         original(layer, weight)
         return
-    loaded = tf.train.TrackableView(layer._reloaded_obj).descendants()
-    # Of a table in parts the whole, by which it is saved.
-    holding = [one for one in loaded if is_table(one) and any(part is weight for part in one._kv_parts)]
-    whole = max([weight, *holding], key=lambda one: one._kv_parts != (one,))
-    if not any(table is whole for table in getattr(layer, "tables", ())):
-        layer.tables = [*getattr(layer, "tables", ()), whole]
+    if layer not in _wholes_of:
+        _wholes_of[layer] = _wholes(layer._reloaded_obj)
+        layer.tables = []
+    whole = _wholes_of[layer].get(id(weight), weight)
+    if all(table is not whole for table in layer.tables):
+        layer.tables.append(whole)
     weight._frozen_by_keras = not layer.trainable
 
 
