@@ -213,6 +213,24 @@ def _track_wholes(original: Callable[..., Any], archive: Any, *args: Any, **kwar
     return returned
 
 
+def _export(
+    original: Callable[..., Any], model: Any, filepath: Any, format: str = "tf_saved_model", *args: Any, **kwargs: Any
+) -> Any:
+    """``export`` of a model of Keras 3: a SavedModel has tables, and other formats have no operation for them.
+
+    Raises:
+      ValueError: it is to be another format.
+    """
+    if format != "tf_saved_model" and (names := dict.fromkeys(table_name(p, t) for p, t, _ in table_holders(model))):
+        raise ValueError(
+            f"model.export: format '{format}' has no operation for the lookups of model '{model.name}' in key-value "
+            f"variable {quoted(names)}. Write the model in stock operations first, tfplugin.export_saved_model(model, "
+            "path, index='perfect'), and convert that: tf.lite.TFLiteConverter.from_saved_model(path).convert() makes "
+            "LiteRT, tf2onnx makes ONNX."
+        )
+    return original(model, filepath, format, *args, **kwargs)
+
+
 #: What `_wholes` gives of the SavedModel of a `TFSMLayer`.
 _wholes_of: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
@@ -248,6 +266,7 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
             yield wrap_method(owner, method, _infer)
     if keras.__name__ == "keras":
         yield wrap_setter(keras.layers.Layer, "trainable", _set_trainable)
+        yield wrap_method(keras.Model, "export", _export)
         owner = defining_class(keras.layers.Layer, "_trackable_children")
         if owner is not None and owner.__module__.startswith("keras."):
             yield wrap_method(owner, "_trackable_children", _children)

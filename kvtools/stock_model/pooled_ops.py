@@ -116,16 +116,28 @@ def put_into_bags(body: FunctionBody, ids: str, key_type: int, inputs: BagInputs
 
 
 def _of_splits(body: FunctionBody, ids: str, key_type: int, splits: str) -> tuple[str, str]:
-    """The bag of each id by row splits, and how many bags: an id's bag is the number of bags that end at or before."""
+    """The bag of each id by row splits, and how many bags: an id's bag is the number of bags that end at or before.
+
+    `UpperBound` would tell it; TFLite and ONNX have other operations, and the sums of int32.
+    """
     ends = _slice(body, splits, 1, None)
     count = body.op("Size", [ends], T=of_type(INT64), out_type=of_type(INT64))
     n = body.op("Size", [ids], T=of_type(key_type), out_type=of_type(INT64))
-    zero, one = body.constant(0, np.int64), body.constant(1, np.int64)
-    places = body.op("Range", [zero, n, one], Tidx=of_type(INT64))
-    first = body.constant(0, np.int32)
-    rows = [body.op("ExpandDims", [tensor, first], T=of_type(INT64), Tdim=of_type(INT32)) for tensor in (ends, places)]
-    bags = body.op("UpperBound", rows, T=of_type(INT64), out_type=of_type(INT64))
-    return body.op("Squeeze", [bags], T=of_type(INT64), squeeze_dims=_numbers([0])), count
+    places = body.op(
+        "AddV2", [n, body.constant(1, np.int64)], "z", T=of_type(INT64)
+    )  # the last ones end behind all ids
+    ones = body.cast(body.op("OnesLike", [ends], "y", T=of_type(INT64)), INT64, INT32)
+    ended = _slice(body, segment_sum(body, ones, INT32, ends, places), 0, -1, INT32)
+    bags = body.op(
+        "Cumsum",
+        [ended, body.constant(0, np.int32)],
+        "out",
+        T=of_type(INT32),
+        Tidx=of_type(INT32),
+        exclusive=of_bool(False),
+        reverse=of_bool(False),
+    )
+    return body.cast(bags, INT32, INT64), count
 
 
 def _of_indices(body: FunctionBody, indices: str, shape: str, outer: int) -> tuple[str, str]:
@@ -200,12 +212,12 @@ def segment_sum(body: FunctionBody, tensor: str, dtype: int, bags: str, count: s
     )
 
 
-def _slice(body: FunctionBody, tensor: str, begin: int, end: int | None) -> str:
-    """Part of int64 [n]."""
+def _slice(body: FunctionBody, tensor: str, begin: int, end: int | None, dtype: int = INT64) -> str:
+    """Part of [n]."""
     return body.op(
         "StridedSlice",
         [tensor, *(body.constant([each], np.int32) for each in (begin, end or 0, 1))],
-        T=of_type(INT64),
+        T=of_type(dtype),
         Index=of_type(INT32),
         begin_mask=of_number(0),
         end_mask=of_number(1 if end is None else 0),

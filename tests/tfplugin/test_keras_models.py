@@ -484,6 +484,16 @@ def test_what_keras_exports_has_the_rows(keras, make, tmp_path, capsys, held):
     np.testing.assert_allclose(served.serve(tf.constant(both)), model.predict(both, verbose=0), rtol=1e-6)
 
 
+def test_formats_without_tables_say_how_a_model_is_converted(make, tmp_path):
+    model = _model(tf.keras, _layer(tf.keras, make(name="user")))
+    for format, file in (("litert", "m.tflite"), ("onnx", "m.onnx")):
+        with pytest.raises(ValueError, match=rf"'{format}' has no operation .* 'user.*index='perfect'.*TFLiteConverter"):
+            model.export(str(tmp_path / file), format=format)
+    plain = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    plain.export(str(tmp_path / "plain"), format="tf_saved_model", verbose=False)
+    model.export(str(tmp_path / "ctr"), "tf_saved_model", verbose=False)
+
+
 def test_a_subclassed_model_of_keras_3_is_exported_for_integers(make, tmp_path):
     table = make(initializer=0.5)
     keras = tf.keras
