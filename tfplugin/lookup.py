@@ -220,7 +220,9 @@ def safe_embedding_lookup_sparse(
     variable = _as_one(embedding_weights, caller)
     combiner = _check_combiner(combiner, caller)
     with _scope(name or caller):
-        ids = pooled_ids(variable, sparse_ids, sparse_weights, caller, 0, combiner != "sum", default_id)
+        # Of a rank that is known, exported models need no operation that TFLite and ONNX lack.
+        rank = sparse_ids.shape.rank if isinstance(sparse_ids, tf.SparseTensor) else None
+        ids = pooled_ids(variable, sparse_ids, sparse_weights, caller, (rank or 1) - 1, combiner != "sum", default_id)
         pooled = pooled_lookup(variable, ids, combiner, max_norm, name)
         if ids.shape is None or ids.segments.shape[-1] == 2:
             return pooled

@@ -93,10 +93,9 @@ def put_into_bags(body: FunctionBody, ids: str, key_type: int, inputs: BagInputs
             body.take(tensor, kept, dtype) for tensor, dtype in ((ids, key_type), (bags, INT64), (weights, real))
         )
     if inputs.fill is not None:
-        ones = body.op("OnesLike", [bags], "y", T=of_type(INT64))
-        sizes = segment_sum(body, ones, INT64, bags, count)
+        sizes = segment_sum(body, _ones_like(body, bags), INT32, bags, count)
         empty = body.op(
-            "Equal", [sizes, body.constant(0, np.int64)], "z", T=of_type(INT64), incompatible_shape_error=of_bool(True)
+            "Equal", [sizes, body.constant(0, np.int32)], "z", T=of_type(INT32), incompatible_shape_error=of_bool(True)
         )
         empty = body.op("Where", [empty], "index", T=of_type(_BOOL))
         empty = body.op("Squeeze", [empty], T=of_type(INT64), squeeze_dims=_numbers([1]))
@@ -118,7 +117,7 @@ def put_into_bags(body: FunctionBody, ids: str, key_type: int, inputs: BagInputs
 def _of_splits(body: FunctionBody, ids: str, key_type: int, splits: str) -> tuple[str, str]:
     """The bag of each id by row splits, and how many bags: an id's bag is the number of bags that end at or before.
 
-    `UpperBound` would tell it; TFLite and ONNX have other operations, and the sums of int32.
+    `UpperBound` would tell it, which neither TFLite nor ONNX has.
     """
     ends = _slice(body, splits, 1, None)
     count = body.op("Size", [ends], T=of_type(INT64), out_type=of_type(INT64))
@@ -126,8 +125,7 @@ def _of_splits(body: FunctionBody, ids: str, key_type: int, splits: str) -> tupl
     places = body.op(
         "AddV2", [n, body.constant(1, np.int64)], "z", T=of_type(INT64)
     )  # the last ones end behind all ids
-    ones = body.cast(body.op("OnesLike", [ends], "y", T=of_type(INT64)), INT64, INT32)
-    ended = _slice(body, segment_sum(body, ones, INT32, ends, places), 0, -1, INT32)
+    ended = _slice(body, segment_sum(body, _ones_like(body, ends), INT32, ends, places), 0, -1, INT32)
     bags = body.op(
         "Cumsum",
         [ended, body.constant(0, np.int32)],
@@ -210,6 +208,11 @@ def segment_sum(body: FunctionBody, tensor: str, dtype: int, bags: str, count: s
         Tindices=of_type(INT64),
         Tnumsegments=of_type(INT64),
     )
+
+
+def _ones_like(body: FunctionBody, tensor: str) -> str:
+    """Ones of int32, of which TFLite has sums, for int64 [n]."""
+    return body.cast(body.op("OnesLike", [tensor], "y", T=of_type(INT64)), INT64, INT32)
 
 
 def _slice(body: FunctionBody, tensor: str, begin: int, end: int | None, dtype: int = INT64) -> str:

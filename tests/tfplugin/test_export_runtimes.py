@@ -162,3 +162,57 @@ def test_variables_of_tables_have_the_shapes_that_are_written(
         found = sorted(tuple(weight.shape) for weight in layer.weights if "kvtools" in weight.name)
         tables = sorted(tuple(shape) for name, shape in written.items() if "tables/" in name)
         assert found == tables and len(found) >= 6
+
+
+@pytest.mark.thorough
+def test_tflite_and_onnx_take_safe_lookups(tmp_path: Path) -> None:
+    import onnxruntime
+    import tf2onnx
+
+    model = tf.Module()
+    model.table = tfplugin.get_kv_variable("table", embedding_dim=DIM)
+    random = np.random.default_rng(0)
+    model.table.upsert(np.arange(50), random.standard_normal((50, DIM)).astype(np.float32))
+    specs = [
+        tf.TensorSpec([None, 2], tf.int64, "indices"),
+        tf.TensorSpec([None], tf.int64, "ids"),
+        tf.TensorSpec([None], tf.float32, "weights"),
+        tf.TensorSpec([2], tf.int64, "shape"),
+    ]
+
+    @tf.function(input_signature=specs)
+    def scores(indices: Any, ids: Any, weights: Any, shape: Any) -> Any:
+        sparse, weighted = tf.SparseTensor(indices, ids, shape), tf.SparseTensor(indices, weights, shape)
+        lookup = tf.nn.safe_embedding_lookup_sparse
+        return {
+            "y_plain": lookup(model.table, sparse),
+            "y_weighted": lookup(model.table, sparse, weighted, combiner="sqrtn", default_id=3),
+        }
+
+    model.scores = scores
+    tf.saved_model.save(model, str(tmp_path / "source"), signatures=scores)
+    export_model(open_checkpoint(str(tmp_path / "source")), tmp_path / "export", index="perfect")
+    indices = np.argwhere(random.random((9, 6)) < 0.4)
+    indices = indices[~np.isin(indices[:, 0], [2, 8])]  # two are empty
+    fed = {
+        "indices": indices,
+        "ids": random.integers(0, 60, len(indices)),
+        "weights": random.normal(0.5, 1, len(indices)).astype(np.float32),
+        "shape": np.array([9, 6]),
+    }
+    expected = answers(tmp_path / "source", fed)
+    assert not expected["y_plain"][2].any() and expected["y_weighted"][2].any()
+    converted = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "export")).convert()
+    with pytest.warns(UserWarning, match="is deprecated"):
+        interpreter = tf.lite.Interpreter(model_content=converted)
+    assert_same(interpreter.get_signature_runner()(**fed), expected)
+    loaded = tf.saved_model.load(str(tmp_path / "export"))
+
+    @tf.function(input_signature=specs)
+    def served(indices: Any, ids: Any, weights: Any, shape: Any) -> Any:
+        return loaded.signatures["serving_default"](indices=indices, ids=ids, weights=weights, shape=shape)
+
+    onnx, _ = tf2onnx.convert.from_function(served, input_signature=specs, opset=18, custom_op_handlers=HANDLERS)
+    session = onnxruntime.InferenceSession(onnx.SerializeToString())
+    names = [output.name for output in session.get_outputs()]
+    assert_same(dict(zip(names, session.run(None, fed), strict=True)), expected)
