@@ -157,7 +157,9 @@ def iterations_of(optimizer: Any) -> int | None:
 def _scalars_of(optimizer: Any) -> list[Any]:
     """What an optimizer has beside the slots of variables: steps, learning rate, the product of Nadam's momenta."""
     variables = optimizer.variables
-    return [one for one in (variables() if callable(variables) else variables) if len(one.shape) == 0]
+    scalars = [one for one in (variables() if callable(variables) else variables) if len(one.shape) == 0]
+    rate = getattr(optimizer, "_learning_rate", None)  # which is not among them in tf_keras
+    return [*scalars, rate] if isinstance(rate, tf.Variable) and all(rate is not one for one in scalars) else scalars
 
 
 def _go_on(own: Any, entry: dict[str, Any]) -> None:
