@@ -181,9 +181,8 @@ def as_tensorflow_saves_it(tf: Any, folder: Path, tables: dict[str, tuple[np.nda
     model.tables, signatures = [], {}
     for name, (keys, values) in tables.items():
         table = tf.Module()
-        table.keys = tf.Variable(keys, shape=[None], trainable=False, name=f"{name}/keys")
-        shape = [None, values.shape[1]]
-        table.values = tf.Variable(values, shape=shape, trainable=False, name=f"{name}/values")
+        table.keys = tf.Variable(keys, trainable=False, name=f"{name}/keys")
+        table.values = tf.Variable(values, trainable=False, name=f"{name}/values")
         table.index = Index(table.keys)
 
         def lookup(ids: Any, table: Any = table, missing: int = len(keys)) -> Any:
