@@ -93,7 +93,7 @@ def put_into_bags(body: FunctionBody, ids: str, key_type: int, inputs: BagInputs
             body.take(tensor, kept, dtype) for tensor, dtype in ((ids, key_type), (bags, INT64), (weights, real))
         )
     if inputs.fill is not None:
-        sizes = segment_sum(body, _ones_like(body, bags), INT32, bags, count)
+        sizes = segment_sum(body, _ones_like(body, bags, INT32), INT32, bags, count)
         empty = body.op(
             "Equal", [sizes, body.constant(0, np.int32)], "z", T=of_type(INT32), incompatible_shape_error=of_bool(True)
         )
@@ -122,20 +122,10 @@ def _of_splits(body: FunctionBody, ids: str, key_type: int, splits: str) -> tupl
     ends = _slice(body, splits, 1, None)
     count = body.op("Size", [ends], T=of_type(INT64), out_type=of_type(INT64))
     n = body.op("Size", [ids], T=of_type(key_type), out_type=of_type(INT64))
-    places = body.op(
-        "AddV2", [n, body.constant(1, np.int64)], "z", T=of_type(INT64)
-    )  # the last ones end behind all ids
-    ended = _slice(body, segment_sum(body, _ones_like(body, ends), INT32, ends, places), 0, -1, INT32)
-    bags = body.op(
-        "Cumsum",
-        [ended, body.constant(0, np.int32)],
-        "out",
-        T=of_type(INT32),
-        Tidx=of_type(INT32),
-        exclusive=of_bool(False),
-        reverse=of_bool(False),
-    )
-    return body.cast(bags, INT32, INT64), count
+    # The last bags end behind all ids.
+    places = body.op("AddV2", [n, body.constant(1, np.int64)], "z", T=of_type(INT64))
+    ended = _slice(body, segment_sum(body, _ones_like(body, ends, INT32), INT32, ends, places), 0, -1, INT32)
+    return body.cast(_running(body, "Cumsum", ended, INT32), INT32, INT64), count
 
 
 def _of_indices(body: FunctionBody, indices: str, shape: str, outer: int) -> tuple[str, str]:
@@ -157,15 +147,7 @@ def _of_indices(body: FunctionBody, indices: str, shape: str, outer: int) -> tup
     )
     if outer == 1:
         return body.op("Squeeze", [columns], T=of_type(INT64), squeeze_dims=_numbers([1])), count
-    strides = body.op(
-        "Cumprod",
-        [extents, body.constant(0, np.int32)],
-        "out",
-        T=of_type(INT64),
-        Tidx=of_type(INT32),
-        exclusive=of_bool(True),
-        reverse=of_bool(True),
-    )
+    strides = _running(body, "Cumprod", extents, INT64, of_those_behind=True)
     scaled = body.op("Mul", [columns, strides], "z", T=of_type(INT64))
     along = body.constant(np.array([1], np.int32))
     bags = body.op("Sum", [scaled, along], T=of_type(INT64), Tidx=of_type(INT32), keep_dims=of_bool(False))
@@ -187,7 +169,7 @@ def combine(body: FunctionBody, rows: str, dtype: int, bags: Bags, combiner: str
     total = segment_sum(body, rows, real, bags.bags, bags.count)
     if combiner != "sum":
         if weights is None:
-            power = body.cast(body.op("OnesLike", [bags.bags], "y", T=of_type(INT64)), INT64, real)
+            power = _ones_like(body, bags.bags, real)
         elif combiner == "mean":
             power = weights
         else:
@@ -210,9 +192,22 @@ def segment_sum(body: FunctionBody, tensor: str, dtype: int, bags: str, count: s
     )
 
 
-def _ones_like(body: FunctionBody, tensor: str) -> str:
-    """Ones of int32, of which TFLite has sums, for int64 [n]."""
-    return body.cast(body.op("OnesLike", [tensor], "y", T=of_type(INT64)), INT64, INT32)
+def _ones_like(body: FunctionBody, tensor: str, dtype: int) -> str:
+    """Ones for int64 [n]. TFLite has sums of int32, and none of int64."""
+    return body.cast(body.op("OnesLike", [tensor], "y", T=of_type(INT64)), INT64, dtype)
+
+
+def _running(body: FunctionBody, op: str, tensor: str, dtype: int, *, of_those_behind: bool = False) -> str:
+    """`Cumsum` or `Cumprod` of [n]: of each and those before it, or only of those behind it."""
+    return body.op(
+        op,
+        [tensor, body.constant(0, np.int32)],
+        "out",
+        T=of_type(dtype),
+        Tidx=of_type(INT32),
+        exclusive=of_bool(of_those_behind),
+        reverse=of_bool(of_those_behind),
+    )
 
 
 def _slice(body: FunctionBody, tensor: str, begin: int, end: int | None, dtype: int = INT64) -> str:
