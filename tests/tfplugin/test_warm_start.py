@@ -14,6 +14,8 @@ import tf_keras
 
 import kvtools
 import tfplugin
+from tfplugin import dynamic_embedding as de
+from tfplugin import sok
 
 v1 = tf.compat.v1
 CONSTANT = tf.constant_initializer(0.25)
@@ -334,6 +336,45 @@ def test_warm_start_of_tensorflow(trained, wanted):
         found = session.run([*(tf.nn.embedding_lookup(table, ids) for table in tables), dense])
         for one, expected in zip(found, [ads, users, w], strict=True):
             np.testing.assert_array_equal(one, expected)
+
+
+def test_init_from_checkpoint_knows_tables_of_sok(trained):
+    path, ids, ads, *_ = trained
+    for assignment in ({"old/ads": "ads"}, {"old/": "/"}):
+        with tf.Graph().as_default(), v1.Session() as session:
+            table = sok.DynamicVariable(dimension=4, initializer="ones", name="ads")
+            v1.train.init_from_checkpoint(path, assignment)
+            rows = table.sparse_read(ids)
+            session.run(v1.global_variables_initializer())
+            np.testing.assert_array_equal(session.run(rows), ads)
+
+
+def test_init_from_checkpoint_says_that_tables_of_tfra_get_no_rows(trained, caplog):
+    """No initializer fills them: by name they are refused, and where a scope has them the log says so."""
+    path, ids, ads, _, w = trained
+
+    def model():
+        with v1.variable_scope("new"):
+            dense = v1.get_variable("w", initializer=0.0)
+            return de.get_variable("ads", dim=4), de.Variable(dim=4, name="others"), dense
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        table, _, dense = model()
+        v1.train.init_from_checkpoint(path, {"old/": "new/"})
+        (told,) = [record.getMessage() for record in caplog.records if "init_from_checkpoint" in record.getMessage()]
+        assert told == (
+            "init_from_checkpoint: dynamic embedding variable 'new/ads' has no initializer that could give it rows of "
+            f"checkpoint '{path}': run tfplugin.dynamic_embedding.warm_start('{path}', ...) in the session."
+        )
+        fill = de.warm_start(path, [table], {"new/ads": "old/ads"})  # as it says
+        session.run(v1.global_variables_initializer())
+        session.run(fill)
+        np.testing.assert_array_equal(session.run(table.lookup(tf.constant(ids, tf.int64))), ads)
+        assert session.run(dense) == w
+    for here in (lambda table: "new/ads", lambda table: table, lambda table: [table]):
+        refused = pytest.raises(ValueError, match=r"variable 'new/ads' has no initializer .* leave it out of the map")
+        with tf.Graph().as_default(), refused:
+            v1.train.init_from_checkpoint(path, {"old/ads": here(model()[0])})
 
 
 def test_init_from_checkpoint_in_eager_mode_replaces_rows(trained):
