@@ -45,13 +45,16 @@ def init_from_checkpoint(original: Callable[..., Any], checkpoint: Any, assignme
         original(checkpoint, others)
 
 
-def _tables() -> dict[str, Any]:
-    """Those that the default graph initializes, by name: of `tf.get_kv_variable`, and others among its variables."""
-    tables = tables_of_graph()
-    parts = {id(part) for table in tables.values() for part in table._kv_parts}
+def _tables() -> dict[str, list[Any]]:
+    """The parts of tables that the default graph initializes, by the tables' names.
+
+    Those of `tf.get_kv_variable`, and others among the graph's variables.
+    """
+    tables = {name: list(table._kv_parts) for name, table in tables_of_graph().items()}
+    known = {id(part) for parts in tables.values() for part in parts}
     for variable in tf.compat.v1.global_variables():
-        if hasattr(type(variable), "_kv_parts") and id(variable) not in parts:
-            tables.setdefault(name_of(variable), variable)
+        if hasattr(type(variable), "_kv_parts") and id(variable) not in known:
+            tables.setdefault(name_of(variable), []).extend(variable._kv_parts)
     return tables
 
 
@@ -101,14 +104,14 @@ def _in_scope(there: str, here: str, names: Iterable[str]) -> Iterator[tuple[str
             yield name, prefix + (name if here == "/" else name[len(scope) :])
 
 
-def _parts(there: str, here: Any, tables: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+def _parts(there: str, here: Any, tables: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Any, str]]:
     """The parts of tables that a pair of the map means, each with the name in the checkpoint."""
     if isinstance(here, str):
         if here in tables:
-            yield from ((part, there) for part in tables[here]._kv_parts)
+            yield from ((part, there) for part in tables[here])
             return
         for name, full in _in_scope(there, here, tables):
-            yield from ((part, full) for part in tables[name]._kv_parts)
+            yield from ((part, full) for part in tables[name])
     else:
         for one in here if isinstance(here, (list, tuple)) else [here]:
             if hasattr(type(one), "_kv_parts"):
