@@ -18,10 +18,13 @@ _WRITES = (
     "-deltas); for anything else read them with sparse_read(keys, training=False), change them and upsert them"
 )
 _ALL_ROWS = "it holds a row for each key it has met: take all of them with export(), or some with sparse_read(keys)"
+_AVERAGES = (
+    "give the parts, [*variable]. tf.train.ExponentialMovingAverage, which asks for it, averages dense variables only: "
+    "leave key-value variables out of its list"
+)
 _INSTEAD = {
-    "op": "there is none in eager mode, nor of a variable in parts: where an op is asked for, give the parts, "
-    "[*variable]. tf.train.ExponentialMovingAverage, which asks for it, averages dense variables only: leave key-value "
-    "variables out of its list",
+    "op": f"there is none in eager mode, nor of a variable in parts: where an op is asked for, {_AVERAGES}",
+    "ref": f"there is none of a variable in parts: where a reference is asked for, {_AVERAGES}",
     **dict.fromkeys(("value", "read_value", "numpy", "eval", "initial_value", "initialized_value"), _ALL_ROWS),
     "path": "that is of Keras 3's own variables: tell variables by their name",
     "_distribute_strategy": _WRAP,
@@ -99,6 +102,12 @@ class NotDense:
         raise TypeError(
             f"tf.compat.v1.scatter_update, scatter_add and their kin do not work on key-value variable '{self.name}': "
             f"its own methods of these names do; or {_WRITES}."
+        )
+
+    def __getitem__(self, keys: Any) -> Any:
+        raise TypeError(
+            f"Key-value variable '{self.name}' has no positions to take rows by: look rows up by their keys with "
+            "tf.nn.embedding_lookup(variable, keys), or take all of them with export()."
         )
 
     def __copy__(self) -> Any:

@@ -38,6 +38,16 @@ def test_methods_of_dense_variables(make):
     assert not hasattr(table, "value")
 
 
+def test_positions_and_averages_name_the_way_out(make, partitioner):
+    table = make()
+    for take in (lambda: table[5], lambda: table[1:3], lambda: list(table), lambda: table[tf.constant([1])]):
+        with pytest.raises(TypeError, match=r"'v:0' has no positions to take rows by: .*embedding_lookup"):
+            take()
+    for one in (table, make(partitioner=partitioner)):
+        with pytest.raises(AttributeError, match=r"ExponentialMovingAverage, .*: leave key-value variables out of its"):
+            tf.train.ExponentialMovingAverage(0.9).apply([one])
+
+
 def test_arithmetic_of_a_variable_names_the_way_out(make, partitioner):
     table = make(partitioner=partitioner)
     for compute in (lambda: table**2, lambda: 0.9 * table, lambda: -table, lambda: abs(table)):
