@@ -10,7 +10,6 @@ short is applied again, which gives the same.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from kvtools.chain_reader import open_member
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.redis_layout import TableKeys, as_fields, as_rows, bucket_of, read_meta, rows_lost
-from kvtools.dialects.redis_server import WRITE, batches, connect, place_of, redis_errors, run
+from kvtools.dialects.redis_server import LOAD_WRITE, WRITE, batches, connect, place_of, redis_errors, run, script
 from kvtools.dialects.schema import DEFAULT_ROW, TableSchema, numpy_dtype
 from kvtools.dialects.table_record import json_object, table_schema
 from kvtools.dialects.writing import WriteOptions
@@ -36,14 +35,13 @@ from kvtools.migrate import write_tables
 
 _KEY = "follow"
 # How many of these fields, of equal length, a hash has.
-_COUNT_SCRIPT = """
+_COUNT = script("""
 local fields, length, found = ARGV[1], tonumber(ARGV[2]), 0
 for i = 1, #fields, length do
   found = found + redis.call('HEXISTS', KEYS[1], string.sub(fields, i, i + length - 1))
 end
 return found
-"""
-_COUNT = hashlib.sha1(_COUNT_SCRIPT.encode()).hexdigest()
+""")
 
 
 @dataclass(frozen=True)
@@ -92,9 +90,8 @@ class RedisFollower:
         self._place = place_of(url)
         self._doing = f"following '{folder}' in '{self._place.shown}'"
         self._client = connect(self._place)
-        with redis_errors(self._doing, OutputError):
-            self._client.script_load(_COUNT_SCRIPT)
         self._cluster = type(self._client).__name__ == "RedisCluster"
+        self._cut_short = False  # in a cluster: some of an increment may be there
         self._meta_key, self._key = self._place.key("meta"), self._place.key(_KEY)
         self._begin(force)
 
@@ -183,6 +180,8 @@ class RedisFollower:
 
             if self._cluster:
                 meta, said = self._do([("GET", self._meta_key), ("GET", self._key)])
+                if self._cut_short and meta is not None:
+                    meta = self._count_again(meta)
             else:
                 pipeline.watch(self._meta_key, self._key)
                 meta, said = pipeline.get(self._meta_key), pipeline.get(self._key)
@@ -197,20 +196,28 @@ class RedisFollower:
                 )
             watch = (lambda names: None) if self._cluster else (lambda names: pipeline.watch(*names))
             commands = list(self._commands(increment, described, watch))
-            if not self._cluster:
+            ends = [
+                ("SET", self._meta_key, json.dumps(described)),
+                ("SET", self._key, self._state(position, described["generation"])),
+            ]
+            if self._cluster:
+                self._cut_short = True
+                self._do(commands)
+                for command in ends:  # how far it has come when all the rest is there
+                    self._do([command])
+                self._cut_short = False
+            else:
                 pipeline.multi()
-            for command in commands:
-                pipeline.execute_command(*command)
-            pipeline.execute_command("SET", self._meta_key, json.dumps(described))
-            pipeline.execute_command("SET", self._key, self._state(position, described["generation"]))
-            try:
-                for reply in pipeline.execute(raise_on_error=False):
-                    if isinstance(reply, Exception):
-                        raise reply
-            except WatchError as error:
-                raise OutputError(
-                    f"{self._doing}: something else wrote there at the same moment; it is tried again"
-                ) from error
+                for command in [LOAD_WRITE, *commands, *ends]:
+                    pipeline.execute_command(*command)
+                try:
+                    for reply in pipeline.execute(raise_on_error=False):
+                        if isinstance(reply, Exception):
+                            raise reply
+                except WatchError as error:
+                    raise OutputError(
+                        f"{self._doing}: something else wrote there at the same moment; it is tried again"
+                    ) from error
         rows = sum(len(changes.rows) for changes in increment.tables.values())
         removed = sum(len(changes.removed) for changes in increment.tables.values())
         return Applied(increment.member.prefix.name, rows, removed, position.time)
@@ -263,12 +270,15 @@ class RedisFollower:
         if (held := sum(self._do(where.lengths()))) != schema.rows:
             raise OutputError(f"{self._doing}: {rows_lost(schema.name, held, schema.rows)}, by --force")
 
-    def _count_again(self, meta: bytes) -> None:
-        """Count the rows: those of an increment that was cut short are there, and were not counted."""
+    def _count_again(self, meta: bytes) -> bytes:
+        """Count the rows: those of an increment that was cut short are there, and were not counted. Returns what is
+        noted then."""
         described = read_meta(meta, self._doing)
         for record in described["tables"]:
             record["part_rows"] = [sum(self._do(TableKeys(record["key"], record["buckets"]).lengths()))]
-        self._do([("SET", self._meta_key, json.dumps(described))])
+        counted = json.dumps(described).encode()
+        self._do([("SET", self._meta_key, counted)])
+        return counted
 
     def _do(self, commands: list[tuple[Any, ...]]) -> list[Any]:
         return run(self._client, commands, self._doing, OutputError)

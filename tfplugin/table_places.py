@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -53,3 +53,27 @@ def misplaced(prefix: str, tables: Mapping[str, Any]) -> str:
                 f"'{name}' at '{places[name].removesuffix(_KV)}': layers came, went or changed places"
             )
     return ""
+
+
+def renamed(prefix: str, tables: Mapping[str, Any]) -> str:
+    """Which tables a restore gives no rows, where it leaves out rows of others: it may be that they have new names.
+
+    Args:
+      prefix: of the checkpoint.
+      tables: by what their tensors begin with, whole or in parts.
+
+    Returns:
+      A sentence; '' where there is none.
+    """
+    shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
+    found = {whole_of(tensor.removesuffix(_META)) for tensor in shapes if tensor.endswith(_META)}
+    here = {whole_of(place): name_of(table) for place, table in tables.items()}
+    new = sorted(repr(name) for place, name in here.items() if place not in found)
+    left = sorted(repr(place.removesuffix(_KV)) for place in found if place.endswith(_KV) and place not in here)
+    if not new or not left:
+        return ""
+    return f"there are no rows at the places of {_some(new)}, and nothing takes those of {_some(left)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

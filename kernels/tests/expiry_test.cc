@@ -2,6 +2,7 @@
 // whole, each goes once, and memory is used again.
 #include "kvtable/expiry.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -168,6 +169,39 @@ void RowsThatExpireAreAmongTheChanges() {
   CHECK(std::set<int64_t>(removed.begin(), removed.end()) == (std::set<int64_t>{2, 3, 4}));
 }
 
+// Rows that have expired make room before rows that are there, whatever their scores.
+void ExpiredRowsMakeRoom(bool spilled) {
+  constexpr int64_t kRows = 2800;
+  const auto table = MakeTable(kRows, spilled);
+  std::vector<int64_t> keys(kRows);
+  const std::vector<float> rows(keys.size() * kDim, 1.0f);
+  const auto write = [&](int64_t first, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) keys[static_cast<size_t>(i)] = first + i;
+    table->Upsert(keys.data(), n, rows.data(), {1, 0}, Serial());
+  };
+  const auto there = [&](int64_t first, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) keys[static_cast<size_t>(i)] = first + i;
+    const std::unique_ptr<bool[]> found = std::make_unique<bool[]>(static_cast<size_t>(n));
+    table->Contains(keys.data(), n, found.get(), Serial());
+    return std::count(found.get(), found.get() + n, true);
+  };
+  for (int time = 0; time < 3; ++time) write(0, 2000);  // the highest scores
+  table->SetStep(kMaxAge - 1);
+  write(100, 10);  // not one of these expires
+  write(2000, 800);
+  CHECK(table->EvictedCount() == 0);
+  table->SetStep(kMaxAge);
+  for (int64_t batch = 0; batch < 199; ++batch) write(10000 + 10 * batch, 10);
+  CHECK(table->Size() == kRows && table->EvictedCount() == 1990);
+  CHECK(there(0, 2000) == 10 && there(2000, 800) == 800 && there(10000, 1990) == 1990);
+  write(20000, 10);  // nothing has expired any more: the lowest scores go
+  CHECK(there(0, 2000) == 10 && there(2000, 800) == 790 && there(20000, 10) == 10);
+  table->SetStep(2 * kMaxAge - 1);
+  write(10000, 1990);
+  write(30000, 800);
+  CHECK(there(10000, 1990) == 1990 && there(30000, 800) == 800 && table->Size() == kRows);
+}
+
 void MemoryIsUsedAgain() {
   const auto table = MakeTable(0);
   std::vector<int64_t> keys(20000);
@@ -193,6 +227,8 @@ int main() {
   kvtable::RowsGoBesideTraining(2800);
   kvtable::RowsGoBesideTraining(2800, true);
   kvtable::RowsThatExpireAreAmongTheChanges();
+  kvtable::ExpiredRowsMakeRoom(false);
+  kvtable::ExpiredRowsMakeRoom(true);
   kvtable::MemoryIsUsedAgain();
   return 0;
 }

@@ -38,7 +38,18 @@ for i = 1, #rows, field + value do
 end
 return added + (#args > 0 and redis.call('HSET', KEYS[1], unpack(args)) or 0)
 """
-READ, WRITE = (hashlib.sha1(script.encode()).hexdigest() for script in (_READ_SCRIPT, _WRITE_SCRIPT))
+_scripts: dict[str, str] = {}  # by what EVALSHA calls them
+
+
+def script(text: str) -> str:
+    """Return what EVALSHA calls a script, which `connect` loads, and `run` where a server has begun again since."""
+    name = hashlib.sha1(text.encode()).hexdigest()
+    _scripts[name] = text
+    return name
+
+
+READ, WRITE = script(_READ_SCRIPT), script(_WRITE_SCRIPT)
+LOAD_WRITE = ("SCRIPT LOAD", _WRITE_SCRIPT)
 
 
 @dataclass(frozen=True)
@@ -150,9 +161,13 @@ def connect(place: Place, *, seconds: float | None = None) -> Any:
         if cluster:
             client.close()
             client = redis.RedisCluster.from_url(place.url, **settings)
-        for script in (_READ_SCRIPT, _WRITE_SCRIPT):
-            client.script_load(script)
+        _load_scripts(client)
         return client
+
+
+def _load_scripts(client: Any) -> None:
+    for text in list(_scripts.values()):
+        client.script_load(text)
 
 
 def _primary(place: Place, settings: dict[str, Any]) -> Any:
@@ -221,15 +236,31 @@ def run(
     *,
     transaction: bool = False,
 ) -> list[Any]:
-    """Send commands at once and return their replies, in order; in a `transaction` they are of one moment."""
-    pipeline = client.pipeline(transaction=transaction)
-    for command in commands:
-        pipeline.execute_command(*command)
+    """Send commands at once and return their replies, in order; in a `transaction` they are of one moment.
+
+    A server that has begun again, and one that has become the primary, has no scripts: they are loaded, and the
+    commands that wanted them, which have done nothing, are sent once more (but in a transaction).
+    """
+    from redis.exceptions import NoScriptError
+
+    commands = list(commands)
     with redis_errors(doing, kind):
-        replies: list[Any] = pipeline.execute(raise_on_error=False)
+        replies = _send(client, commands, transaction)
+        if not transaction and (left := [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]):
+            _load_scripts(client)
+            for i, reply in zip(left, _send(client, [commands[i] for i in left], transaction), strict=True):
+                replies[i] = reply
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
+    return replies
+
+
+def _send(client: Any, commands: Sequence[Sequence[Any]], transaction: bool) -> list[Any]:
+    pipeline = client.pipeline(transaction=transaction)
+    for command in commands:
+        pipeline.execute_command(*command)
+    replies: list[Any] = pipeline.execute(raise_on_error=False)
     return replies
 
 

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 from chain_writer import ChainWriter, without
-from redis_processes import Cluster, Server, wait_until
+from redis_processes import Cluster, Server, redis, wait_until
 
 from kvtools.chain import ChainError
 from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.redis_server import WRITE
 from kvtools.errors import BadInputError, OutputError
 from kvtools.follow_redis import Applied, RedisFollower
 
@@ -125,6 +126,39 @@ def test_a_redis_that_begins_again_without_its_data_is_filled_anew(
     assert_has(url, writer)
 
 
+@pytest.mark.parametrize("when", ["before an increment", "in the middle of one"])
+def test_a_redis_that_begins_again_with_its_data_has_no_scripts(
+    url: str, writer: ChainWriter, server: Server, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = RedisFollower(writer.folder, url)
+    steps(follower)
+    table = open_checkpoint(url).tables["emb"]
+    writer.put("emb", [1, 500], 2)
+    writer.remove("emb", [3])
+    writer.increment()
+    if when == "before an increment":
+        server.client().script_flush()
+    else:
+        forget_scripts(follower, [server.client()], monkeypatch)
+    assert [one.name for one in steps(follower)] == ["ckpt-2.delta"]
+    assert_has(url, writer)
+    server.client().script_flush()
+    assert len(table.take(np.arange(3))) == 3
+
+
+def forget_scripts(follower: RedisFollower, servers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Redis forget scripts when an increment is about to be written."""
+    count = follower._there
+
+    def counted(*arguments: Any) -> int:
+        found = count(*arguments)
+        for server in servers:
+            server.script_flush()
+        return found
+
+    monkeypatch.setattr(follower, "_there", counted)
+
+
 def test_a_table_that_was_emptied_is_filled_again(url: str, writer: ChainWriter) -> None:
     follower = RedisFollower(writer.folder, url)
     writer.remove("emb", range(200))
@@ -190,6 +224,40 @@ def test_a_cluster_follows_goes_on_and_does_again_what_was_cut_short(
     assert [one.name for one in steps(again)] == ["ckpt-5.delta"]
     assert_has(url, writer)
     again.close()
+
+
+def test_nodes_of_a_cluster_that_begin_again_get_what_they_miss(
+    cluster: Cluster, writer: ChainWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.clear()
+    url = f"redis+cluster://127.0.0.1:{cluster.ports[0]}/0"
+    follower = RedisFollower(writer.folder, url)
+    steps(follower)
+    with monkeypatch.context() as patch:
+        forget_scripts(follower, [redis.Redis(port=port) for port in cluster.ports], patch)
+        writer.put("emb", range(150, 260), 5)
+        writer.put("also", range(40, 60), 9)
+        writer.increment()
+        assert [one.name for one in steps(follower)] == ["ckpt-2.delta"]
+        assert_has(url, writer)
+    # Some of an increment is refused: the rest is there, and the same run does all of it again.
+    writer.put("emb", range(250, 400), 6)
+    writer.put("also", range(50, 90), 7)
+    writer.increment()
+    send = follower._do
+
+    def refused(commands: list[tuple[Any, ...]]) -> list[Any]:
+        if commands and commands[0][:2] == ("EVALSHA", WRITE):
+            return send([*commands[:-1], ("NO-SUCH-COMMAND", *commands[-1][3:4])])
+        return send(commands)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(follower, "_do", refused)
+        with pytest.raises(OutputError):
+            follower.step()
+    assert [one.name for one in steps(follower)] == ["ckpt-3.delta"]
+    assert_has(url, writer)
+    follower.close()
 
 
 def test_a_gap_is_refused_and_a_full_heals_it(url: str, writer: ChainWriter) -> None:

@@ -300,6 +300,24 @@ def test_rows_that_expired_and_came_again_in_the_chain_are_not_left_out(tmp_path
     assert len(kvtools.open(tmp_path / "chain").table("ad")) == int(table.size()) == 3
 
 
+def test_a_table_that_a_restore_leaves_without_its_rows_is_named(tmp_path, caplog):
+    def manager(**tables):
+        checkpoint = tf.train.Checkpoint(
+            tables={name: tf.get_kv_variable(name, 4, **how) for name, how in tables.items()}
+        )
+        return tfplugin.CheckpointManager(checkpoint, tmp_path / "chain"), checkpoint
+
+    writer, checkpoint = manager(ad={}, item={})
+    checkpoint.tables["ad"].upsert([1], tf.ones([1, 4]))
+    writer.save()
+    writer.close()
+    manager(ad={"partitioner": tf.compat.v1.fixed_size_partitioner(2)}, item={}, more={})[0].restore_or_initialize()
+    manager(ad={})[0].restore_or_initialize()  # item may be made later
+    assert not caplog.text
+    manager(adverts={}, item={})[0].restore_or_initialize()
+    assert "no rows at the places of 'adverts', and nothing takes those of 'tables/ad'" in caplog.text
+
+
 def test_a_full_is_written_where_more_rows_expire_at_a_save_than_a_table_remembers(tmp_path, caplog):
     aging = tf.get_kv_variable("aging", 2, expiry=ExpireAfterSteps(1))
     kept = tf.get_kv_variable("kept", 2)

@@ -72,6 +72,37 @@ def test_a_row_that_n_steps_did_not_write_is_gone(make, partitioner):
     assert int(v.size()) == 2 and int(v.expired_rows()) == 3
 
 
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "custom"])
+def test_expired_rows_make_room_before_rows_that_are_there(make, eviction, saves, tmp_path):
+    v = make(dim=2, max_capacity=8, eviction=eviction, expiry=ExpireAfterSteps(4))
+    optimizer = sgd()
+    for _ in range(5):
+        train(v, optimizer, [1, 2, 3, 4])
+    if eviction == "custom":
+        v.set_scores([1, 2, 3, 4], [9, 9, 9, 9])
+    for key in range(10, 30):
+        train(v, optimizer, [key])
+        if saves:  # which lets expired rows go
+            tf.train.Checkpoint(table=v).write(str(tmp_path / "saved"))
+        assert v.contains(list(range(max(10, key - 3), key + 1))).numpy().all()
+    train(v, optimizer, [40, 41, 42, 43])
+    train(v, optimizer, [50, 51, 52, 53])
+    assert keys_of(v) == [40, 41, 42, 43, 50, 51, 52, 53]
+    assert int(v.evicted_rows()) + int(v.expired_rows()) == 24
+
+
+def test_expired_rows_are_not_told_of_as_evicted(make):
+    v = make(dim=1, max_capacity=4, initializer=0.5, expiry=ExpireAfterSteps(2))
+    v.upsert([1, 2], [[1.0], [2.0]])
+    for keys in [3, 4], [4], [4]:
+        train(v, sgd(), keys)
+    _, keys, rows = v.sparse_read_and_evict([5, 6, 7])
+    assert int(v.size()) == 4 and (keys.shape, rows.shape) == ((0,), (0, 1))
+    _, keys, rows = v.sparse_read_and_evict([8])
+    assert keys.numpy().tolist() == [4] and rows.numpy().tolist() == [[-2.5]]
+
+
 def test_a_row_is_trained_that_was_there_for_the_lookup_of_the_step(make):
     v = make(dim=1, initializer=0.0, expiry=ExpireAfterSteps(1))
     fused, generic = sgd(), tfplugin.OptimizerWrapper(Ours())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,8 +19,9 @@ from tfplugin.ops import raw
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.row_counts import row_count
 from tfplugin.saveable import REGISTERED_SAVER, run_apart
-from tfplugin.table_places import misplaced
+from tfplugin.table_places import misplaced, renamed
 
+_log = logging.getLogger("tfplugin")
 _DYNAMIC = "DECustomSaver.Variable"
 
 
@@ -126,6 +128,13 @@ class CheckpointModel:
                 "their places: restore them by their names, tfplugin.restore_tables(folder, model), which takes no "
                 "dense variables; and have the checkpoint hold them by their names, tf.train.Checkpoint(model=model, "
                 "tables={name: table, ...}), so that layers may change places."
+            )
+        if left := renamed(members[-1], self._tables):
+            _log.warning(
+                "CheckpointManager: of '%s' %s: if a table has another name now, tfplugin.restore_tables restores it "
+                "by the old one, before the next save leaves its rows out",
+                members[-1],
+                left,
             )
         # What has no object yet, as slots before the first step, is nothing to warn of where the process ends.
         self._restored = self._checkpoint.restore(members[-1]).expect_partial()

@@ -4,8 +4,8 @@
 //
 // `mutex_` lets in one batch at a time of those that change rows or ranks, so that "the rows of this batch"
 // is a set that nobody else adds to, and the table is within its capacity whenever nobody is in. It is taken
-// before any lock of the inner table, for the whole of a batch, and guards ranks_, clock_, next_order_ and
-// epoch_.
+// before any lock of the inner table, for the whole of a batch, and guards ranks_, aging_, clock_, next_order_
+// and epoch_.
 // Read-only lookups don't take it: they see the inner table, which for the duration of a batch may hold more
 // rows than the capacity.
 //
@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "eviction/aging_rows.h"
 #include "eviction/eviction_score.h"
 #include "eviction/ranked_rows.h"
 #include "memory/scratch.h"
@@ -108,7 +109,7 @@ class BoundedTable : public Table {
   MemoryUse Memory() const override {
     MemoryUse use = rows_->Memory();
     std::lock_guard<std::mutex> hold(mutex_);
-    use.column_bytes += ranks_.bytes();
+    use.column_bytes += ranks_.bytes() + aging_.bytes();
     return use;
   }
 
@@ -194,7 +195,9 @@ class BoundedTable : public Table {
       }
       clock_ = std::max(clock_, TimeOf(eviction_, rank.score));
       ranks_.RankChanged(position);
+      if (rows_->expiry().ages()) aging_.Imported(position, rows_->VersionAt(position));
     }
+    if (Excess() > 0) RemoveExpired(Excess(), threads);
     std::vector<uint64_t> victims;
     TakeLowest(Excess(), [](const Rank&, uint64_t) { return false; }, &victims);
     Remove(victims, nullptr, threads);
@@ -213,6 +216,7 @@ class BoundedTable : public Table {
     std::lock_guard<std::mutex> hold(mutex_);
     rows_->Clear();
     ranks_.Clear();
+    aging_.Clear();
   }
 
   // ---- Scores
@@ -384,6 +388,7 @@ class BoundedTable : public Table {
       if (i + kAhead < batch.n && batch[i + kAhead] != kNoPosition) ranks_.Prefetch(batch[i + kAhead]);
       if (batch[i] != kNoPosition) Touch(batch[i], counted);
     }
+    if (Excess() > 0) RemoveExpired(Excess(), threads);
     if (Excess() > 0) {
       std::vector<uint64_t> victims;
       if (eviction_ != Eviction::kCustom) {
@@ -404,6 +409,27 @@ class BoundedTable : public Table {
     }
   }
 
+  // Removes up to `count` rows that have expired, the oldest first: they take no room from rows that are there, whatever
+  // their scores. Nobody is told of them as evicted, for nobody has seen them since they expired.
+  void RemoveExpired(int64_t count, ParallelFor& threads) {
+    if (!rows_->expiry().ages()) return;
+    const uint32_t now = rows_->Now();
+    const uint32_t before = RowAges::WrittenBefore(now, rows_->expiry().max_age);
+    const auto scan = [&](const auto& visit) { rows_->ForEachVersion(visit); };
+    const auto is_there = [&](uint64_t position, uint32_t version) {
+      return ranks_.Get(position).order != 0 && rows_->VersionAt(position) == version;
+    };
+    std::vector<uint64_t> victims;
+    for (; count > 0; --count) {
+      const uint64_t position = aging_.Next(before, now, rows_->Size(), scan, is_there);
+      if (position == AgingRows::kNone) break;
+      victims.push_back(position);
+      rows_->BeforeScores(&position, 1);
+      ranks_.At(position) = {};
+    }
+    Remove(victims, nullptr, threads);
+  }
+
   // Adds up to `count` rows to `victims`, the lowest first. They have no ranks then.
   template <class Skip>
   void TakeLowest(int64_t count, const Skip& skip, std::vector<uint64_t>* victims) {
@@ -422,7 +448,8 @@ class BoundedTable : public Table {
     std::unordered_set<uint64_t> seen;
     std::vector<uint64_t> latest_first;
     for (int64_t i = batch.n - 1; i >= 0; --i) {
-      if (batch[i] != kNoPosition && seen.insert(batch[i]).second) latest_first.push_back(batch[i]);
+      if (batch[i] == kNoPosition || ranks_.Get(batch[i]).order == 0) continue;  // it had expired
+      if (seen.insert(batch[i]).second) latest_first.push_back(batch[i]);
     }
     for (; count > 0 && !latest_first.empty(); --count, latest_first.pop_back()) {
       victims->push_back(latest_first.back());
@@ -463,6 +490,7 @@ class BoundedTable : public Table {
 
   mutable std::mutex mutex_;
   RankedRows ranks_;
+  AgingRows aging_;
   uint64_t clock_ = 0;       // microseconds since 1970, of the last batch
   uint64_t next_order_ = 1;  // of ranks: a row touched later comes later
   uint32_t epoch_ = 0;

@@ -53,6 +53,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -182,6 +183,24 @@ class ShardedTable : public Table, public RowsInPlace {
   void SetRanks(Ranks ranks) { ranks_ = std::move(ranks); }
   // Says of rows that their scores are about to change, or to be lost. Positions may be kNoPosition.
   void BeforeScores(const uint64_t* positions, int64_t n);
+  // visit(position, version) for each row, also of those that have expired.
+  template <class Visit>
+  void ForEachVersion(const Visit& visit) const {
+    for (size_t s = 0; s < shards_.size(); ++s) {
+      const Shard& shard = *shards_[s];
+      std::shared_lock<ShardLock> hold(shard.lock);
+      shard.rows.ForEachLive(0, shard.rows.high_water(), [&](uint32_t row) {
+        visit(uint64_t{s} << 32 | row, shard.rows.StampOf(row)->version);
+        return true;
+      });
+    }
+  }
+  // Of a position that has, or had, a row.
+  uint32_t VersionAt(uint64_t position) const {
+    const Shard& shard = *shards_[position >> 32];
+    std::shared_lock<ShardLock> hold(shard.lock);
+    return shard.rows.StampOf(static_cast<uint32_t>(position))->version;
+  }
   // For lookups that insert what is not there, of keys that are: see LookupCounts.
   void CountLookedUp(int64_t keys) { looked_up_.fetch_add(keys, std::memory_order_relaxed); }
   // How often somebody had to wait for a shard (ShardLock::waits).
