@@ -370,17 +370,20 @@ def _told(check: SignatureCheck, tables: Sequence[TableExport], not_compared: Se
     if check.refused:
         return f"not at all, as the model took none of the requests: {check.refused}"
     asked = f"{check.requests:,} requests, {check.outputs} outputs each"
+    share = f"{check.differing:,} of {check.values:,} values differ, by up to {check.largest:.3g}"
+    of_none = f"none from a row of {', '.join(map(repr, not_compared))}" if not_compared else ""
+    if check.reordered:
+        told = (
+            f"{asked}: the same to the bit as the graphs are written; as TensorFlow's optimizer reorders them, {share}"
+        )
+        return f"{told}; {of_none}" if of_none else told
     if check.differing:
         why = [
             *(["cut"] if any(table.cut for table in tables) else []),
             *(["rounded"] if any(table.rounding for table in tables) else []),
         ]
-        share = f"{check.differing:,} of {check.values:,} values differ, by up to {check.largest:.3g}"
         return f"{asked}: {share}, as rows were {' and '.join(why)}"
-    if not_compared:
-        names = ", ".join(f"'{name}'" for name in not_compared)
-        return f"{asked}: the same to the bit, and none from a row of {names}"
-    return f"{asked}: the same to the bit"
+    return f"{asked}: the same to the bit" + (f", and {of_none}" if of_none else "")
 
 
 def _choose_only(

@@ -12,8 +12,9 @@ import dataclasses
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from kvtools.check_model import (
     check_available,
     check_model,
     expect_answers,
+    mark_reordered,
     not_compared,
     refusals,
     rows_not_asked_for,
+    wrong_answers,
 )
 from kvtools.chosen_as_read import RepeatedKeys, ToChoose
 from kvtools.clip import Choice
@@ -313,11 +316,15 @@ def _checked(
     export does, each to the bit.
     """
     export = open_checkpoint(folder)
+
+    def compare(checkpoint: Checkpoint = model.checkpoint, **how: Any) -> list[SignatureCheck]:
+        graph = model.graph if checkpoint is model.checkpoint else None
+        return check_model(checkpoint, export, requests, graph=graph, given=given, **how)
+
     if not any(one.rounding for one in exports):
-        checks = check_model(model.checkpoint, export, requests, graph=model.graph, given=given, asked=asked)
+        checks = compare(asked=asked)
         expect_answers(checks, f"exporting '{model.folder}'")
-        _expect_same(model, checks, exports, "the export answers otherwise than the model")
-        return checks
+        return _expect_same(model, checks, exports, "the export answers otherwise than the model", compare)
     with tempfile.TemporaryDirectory(dir=folder, prefix="check-") as beside:
         plain, rounded = Path(beside) / "plain", Path(beside) / "rounded"
         for place, rows in ((plain, None), (rounded, dtype)):
@@ -325,12 +332,14 @@ def _checked(
             tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
             _write(model, place, tables, choices, None, rows, progress, as_floats=True)
         # The keys of all three are the export's.
-        same = check_model(model.checkpoint, export, requests, graph=model.graph, run=plain, given=given)
+        as_it_was = partial(compare, run=plain)
+        same = as_it_was()
         expect_answers(same, f"exporting '{model.folder}'")
-        _expect_same(model, same, exports, "with its rows as they were, the export answers otherwise than the model")
-        decoded = check_model(export, export, requests, run=rounded, given=given)
-        _expect_same(model, decoded, [], "the export answers otherwise than its rows would as plain numbers")
-    return check_model(model.checkpoint, export, requests, graph=model.graph, given=given, asked=asked)
+        otherwise = "with its rows as they were, the export answers otherwise than the model"
+        _expect_same(model, same, exports, otherwise, as_it_was)
+        decode = partial(compare, export, run=rounded)
+        _expect_same(model, decode(), [], "the export answers otherwise than its rows would as plain numbers", decode)
+    return compare(asked=asked)
 
 
 def unasked_tables(
@@ -344,12 +353,20 @@ def unasked_tables(
 
 
 def _expect_same(
-    model: TrainedModel, checks: Sequence[SignatureCheck], exports: Sequence[TableExport], otherwise: str
-) -> None:
-    """Raise `CheckFailedError` where answers differ, unless rows of `exports` were cut."""
-    wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
-    if wrong and not any(export.cut for export in exports):
+    model: TrainedModel,
+    checks: list[SignatureCheck],
+    exports: Sequence[TableExport],
+    otherwise: str,
+    again: Callable[[], list[SignatureCheck]],
+) -> list[SignatureCheck]:
+    """Raise `CheckFailedError` where answers differ, unless rows of `exports` were cut, or nothing but TensorFlow's
+    optimizer of graphs makes them differ, which is marked in what is returned."""
+    if any(export.cut for export in exports):
+        return checks
+    checks = mark_reordered(checks, again)
+    if wrong := wrong_answers(checks):
         raise CheckFailedError(f"exporting '{model.folder}': {otherwise}, so nothing was written: {'; '.join(wrong)}")
+    return checks
 
 
 def choose_for_model(

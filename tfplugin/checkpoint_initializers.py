@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfplugin.get_kv_variable import tables_of_graph
-from tfplugin.named_tables import name_of, newest_in, no_such, whole_of
+from tfplugin.named_tables import name_of, newest_in, no_table, whole_of
 from tfplugin.saveable import KvSaveable
 from tfplugin.warm_start import fill_parts
 
@@ -126,7 +126,7 @@ def _initialize(path: str, wanted: Sequence[tuple[Any, str]]) -> None:
         # TensorFlow's warm_start names a part of a variable as it is called itself.
         whole = there if there in opened.tables else there.removesuffix(f"/part_{part.part}")
         if whole not in opened.tables:
-            message = no_such("table", there, opened.tables)
+            message = no_table(there, opened, part.dim)
             raise ValueError(f"init_from_checkpoint: '{name_of(part)}' from checkpoint '{path}': {message}")
         if tf.executing_eagerly():
             part.initialize()

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from kvtools.chain_place import is_chain
 
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _PART = re.compile(r"((?<=\.ATTRIBUTES/kv)_|/)part_\d+$")
 
 
@@ -106,3 +107,18 @@ def newest_in(path: Any) -> str:
     if Path(name).is_dir() and not is_chain(name):
         return tf.train.latest_checkpoint(name) or name
     return name
+
+
+def no_table(name: str, checkpoint: Any, dim: int) -> str:
+    """A message: a checkpoint that `kvtools.open` opened has no such table; and, up to three, which of its dense
+    variables have rows of `dim` numbers, with what puts these into a table."""
+    message = no_such("table", name, checkpoint.tables)
+    dense = [one for one in checkpoint.variables if len(one.shape) == 2 and one.shape[1] == dim]
+    if not dense:
+        return message
+    wanted_first = sorted(dense, key=lambda one: name not in (one.name, one.name.removesuffix(_VALUE)))
+    listed = ", ".join(f"'{one.name}' {[*one.shape]}" for one in wanted_first[:3]) + (", ..." if len(dense) > 3 else "")
+    return (
+        f"{message} Dense variables with rows of {dim}: {listed}. Row i of one becomes that of key i by "
+        "table.upsert(range(n), tf.train.load_variable(checkpoint, name))."
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfplugin.named_tables import name_of, names_there, newest_in, no_such
+from tfplugin.named_tables import name_of, names_there, newest_in, no_such, no_table
 from tfplugin.ops import raw
 from tfplugin.row_counts import row_count
 from tfplugin.rows_left_out import RowsLeftOut, own_rows
@@ -72,7 +72,7 @@ def warm_start(
     sources = []
     for table, there in names_there(tables, names):
         if there not in opened.tables:
-            message = no_such("table", there, opened.tables)
+            message = no_table(there, opened, table._kv_parts[0].dim)
             raise ValueError(f"warm_start: '{name_of(table)}' from checkpoint '{path}': {message}")
         sources.append((table, _Source(path, name_of(table), opened.tables[there], table, slots, cast)))
     fill = _fill_now if tf.executing_eagerly() else _fill_in_graph

@@ -13,6 +13,8 @@ import pytest
 import tensorflow as tf
 
 import tfplugin
+import tfplugin.keras
+from kvtools import check_model as check_module
 from kvtools.cli.main import main
 from kvtools.clip import Clip, Criteria
 from kvtools.clip_policy import Policy
@@ -161,3 +163,70 @@ def test_tensorflow_is_imported_quietly_unless_it_fails(tmp_path: Path, program:
         assert "noise" in done.stderr and "No module named 'not_there'" in done.stderr
     else:
         assert done.stderr == "after"
+
+
+@pytest.fixture(scope="module")
+def normalized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that TensorFlow computes in another order where it knows the shape of rows, as it does in an export."""
+    layers = tf.keras.layers
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((5,), dtype="int64", name="ids"),
+            tfplugin.keras.Embedding(8, name="item"),
+            layers.LayerNormalization(),
+        ]
+    )
+    random = np.random.default_rng(0)
+    model.get_layer("item").table.upsert(np.arange(10), random.standard_normal((10, 8)).astype(np.float32))
+    model.layers[-1].set_weights([random.standard_normal(8), random.standard_normal(8)])
+    folder = tmp_path_factory.mktemp("normalized") / "trained"
+    model.export(str(folder), verbose=False)
+    return folder
+
+
+@pytest.mark.parametrize("how", [["--savedmodel"], ["--split"], ["--savedmodel", "--dtype", "bfloat16"]])
+def test_graphs_that_tensorflow_reorders_are_compared_as_written(
+    normalized: Path, how: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, *rest = how
+    before = tf.config.optimizer.get_experimental_options()
+    assert main(["export", str(normalized), output, str(tmp_path / "out"), *rest, "--check", "10", "--json"]) == 0
+    checks = {one["signature"]: one for one in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["serving_default"]["requests"] == 10
+    if not rest and checks["serving_default"]["differing"]:
+        assert checks["serving_default"]["reordered"] and checks["serving_default"]["largest"] < 1e-5
+    assert {**tf.config.optimizer.get_experimental_options(), "disable_meta_optimizer": False} == {
+        **before,
+        "disable_meta_optimizer": False,
+    }
+
+
+def test_what_is_told_of_graphs_that_tensorflow_reorders(
+    normalized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(normalized), "--savedmodel", str(tmp_path / "out"), "--check", "10"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the same to the bit" in told and "as rows were" not in told
+    if "reorders" in told:
+        assert "as TensorFlow's optimizer reorders them" in told and "values differ, by up to" in told
+
+
+def test_rows_that_are_wrong_fail_however_graphs_run(
+    normalized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = check_module._run_objects
+    monkeypatch.setattr(
+        check_module,
+        "_run_objects",
+        lambda folder: (
+            lambda name: (
+                lambda request: (
+                    {key: one + 1e-6 for key, one in answers(folder)(name)(request).items()}
+                    if "out" in str(folder)
+                    else answers(folder)(name)(request)
+                )
+            )
+        ),
+    )
+    assert main(["export", str(normalized), "--savedmodel", str(tmp_path / "out"), "--check", "2"]) != 0
+    assert "answers otherwise than the model" in capsys.readouterr().err and not (tmp_path / "out").exists()

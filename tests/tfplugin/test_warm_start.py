@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from pathlib import Path
 
@@ -398,3 +399,29 @@ def test_init_from_checkpoint_names_what_is_not_there(trained):
         with pytest.raises(ValueError, match="dim 4, key-value variable 'wide' has dim 8"):
             v1.train.init_from_checkpoint(path, {"old/users": wide})
         del table
+
+
+def test_a_dense_variable_in_place_of_a_table_is_named_with_what_loads_it(tmp_path):
+    """The checkpoint of a model whose embeddings were dense."""
+    before = tf.Module()
+    before.emb, before.wide = tf.Variable(tf.random.normal([10, 4])), tf.Variable(tf.zeros([3, 5]))
+    path = tf.train.Checkpoint(net=before).save(str(tmp_path / "dense"))
+    table = tf.get_kv_variable("emb", embedding_dim=4)
+    name = "net/emb/.ATTRIBUTES/VARIABLE_VALUE"
+    with pytest.raises(ValueError, match=re.escape(f"There are []. Dense variables with rows of 4: '{name}' [10, 4].")):
+        tfplugin.warm_start(path, table, {"emb": "net/emb"})
+    table.upsert(range(10), tf.train.load_variable(path, name))
+    assert (_rows(table, range(10)) == before.emb.numpy()).all()
+    with pytest.raises(ValueError, match=r"There are \[\]\.$"):
+        tfplugin.warm_start(path, tf.get_kv_variable("other", embedding_dim=7))
+
+
+def test_init_from_checkpoint_names_the_dense_variable(tmp_path):
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.get_variable("emb", [10, 4])
+        session.run(v1.global_variables_initializer())
+        path = v1.train.Saver().save(session, str(tmp_path / "dense"))
+    with tf.Graph().as_default():
+        tf.get_kv_variable("emb", embedding_dim=4)
+        with pytest.raises(ValueError, match=r"Dense variables with rows of 4: 'emb' \[10, 4\]"):
+            v1.train.init_from_checkpoint(path, {"/": "/"})

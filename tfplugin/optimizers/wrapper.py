@@ -192,11 +192,11 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 elif g is not None:
                     update = self._updates[v]
                     update.keys, rows = generic_update.row_gradient(v, g)
-                    if update.accumulated is not None:
-                        update.accumulated.came = update.keys
                     update.unique = (sum_before_clipping or v._clipped_whole) and self._clips()
                     if update.unique:  # clipping has to see the gradient of each row as a whole
                         update.keys, rows = generic_update.sum_equal_keys(update.keys, rows)
+                    if update.accumulated is not None:
+                        update.accumulated.came = update.keys
                     update.stand_for_table()
                     swapped.append((rows, update.value))
             try:

@@ -111,6 +111,45 @@ def test_what_optimizers_of_keras_3_do(options, how):
     _assert_same_fit(pair(tf.keras).compile(_adam(tf.keras, **options), **how))
 
 
+@pytest.mark.parametrize(
+    "clip", [{"clipnorm": 0.05}, {"clipvalue": 0.01}, {"global_clipnorm": 0.05}], ids=lambda clip: next(iter(clip))
+)
+def test_bags_of_one_table_under_clipping_and_accumulation(clip):
+    """Their gradients have a key once each, so that the table has it twice in a step."""
+    keras, random = tf.keras, np.random.default_rng(3)
+    rows = random.standard_normal([VOCABULARY, DIM]).astype(np.float32)
+
+    def trained(embed):
+        ids = keras.Input((LENGTH,), dtype="int64")
+        score = keras.layers.Dense(1, kernel_initializer="ones")(embed(ids) * embed(ids[:, ::2]))
+        model = keras.Model(ids, score)
+        model.compile(keras.optimizers.Adam(0.05, gradient_accumulation_steps=2, **clip), "mse")
+        return _fit(model)
+
+    bags = tfplugin.keras.Embedding(DIM, combiner="sum", name="bags")
+    bags.table.upsert(range(VOCABULARY), rows)
+    dense = keras.layers.Embedding(VOCABULARY, DIM)
+    dense.build()
+    dense.set_weights([rows])
+    np.testing.assert_allclose(trained(bags), trained(lambda ids: keras.ops.sum(dense(ids), axis=1)), rtol=1e-5)
+    np.testing.assert_allclose(bags.table.sparse_read(range(VOCABULARY)), dense.get_weights()[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_wrapper_clips_what_it_accumulates():
+    table = tfplugin.get_kv_variable("clipped", embedding_dim=2, initializer=1.0)
+    dense = tf.keras.Variable(np.ones([3, 2], np.float32))
+    options = {"gradient_accumulation_steps": 2, "global_clipnorm": 0.5}
+    optimizers = [
+        tfplugin.OptimizerWrapper(tf.keras.optimizers.SGD(1.0, **options)),
+        tf.keras.optimizers.SGD(1.0, **options),
+    ]
+    for ids in ([0, 1, 1, 0], [2, 2, 1]):
+        gradient = tf.IndexedSlices(tf.ones([len(ids), 2]), tf.constant(ids, tf.int64), tf.constant([3, 2], tf.int64))
+        optimizers[0].apply_gradients([(gradient, table)])
+        optimizers[1].apply_gradients([(tf.convert_to_tensor(gradient), dense)])
+    np.testing.assert_allclose(table.sparse_read([0, 1, 2], training=False, missing="initial"), dense, rtol=1e-6)
+
+
 def test_a_constant_loss_scale_of_keras_3():
     models = pair(tf.keras)
     models.ours.compile(tf.keras.optimizers.Adam(0.05, loss_scale_factor=64.0), "mse")
