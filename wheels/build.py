@@ -80,6 +80,7 @@ def make_sdist() -> Path:
     """Make the source distribution and return the folder that it unpacks to."""
     _say("the source distribution")
     out, tree = BUILD / "sdist", BUILD / "tree"
+    before = _contents(out)
     for folder in (out, tree):
         shutil.rmtree(folder, ignore_errors=True)
     # What git knows, and nothing that was built or lies about.
@@ -91,7 +92,33 @@ def make_sdist() -> Path:
     (archive,) = out.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(out, filter="data")
+    date_changes(out, before)
     return out / archive.name.removesuffix(".tar.gz")
+
+
+def date_changes(folder: Path, before: dict[str, tuple[str, float]]) -> None:
+    """Give the files of a folder the time at which their content was last another one.
+
+    A source distribution has one time for all its files, and always the same. Ninja goes by times, and would take what
+    it compiled before a source was changed.
+
+    Args:
+        folder: where it was unpacked.
+        before: what lay there before, by `_contents`.
+    """
+    for name, (digest, _) in _contents(folder).items():
+        known, since = before.get(name, ("", 0.0))
+        when = since if known == digest else time.time()
+        os.utime(folder / name, (when, when))
+
+
+def _contents(folder: Path) -> dict[str, tuple[str, float]]:
+    """A digest and the time of each file in a folder, by its path there."""
+    return {
+        path.relative_to(folder).as_posix(): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def build_wheel(source: Path, interpreter: tuple[str, str], jobs: int, ready: Path | None) -> Path:

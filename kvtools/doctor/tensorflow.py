@@ -15,6 +15,7 @@ from typing import Any
 
 from kvtools.cache_folder import cache_folder
 from kvtools.doctor.check import Check
+from kvtools.keras_version import UPGRADE, too_old
 from kvtools.op_compiler import find_compiler
 from kvtools.op_library import (
     FIRST_TENSORFLOW,
@@ -67,7 +68,9 @@ def check_tensorflow() -> Iterator[Check]:
     if (package := package_folder()) is not None:
         yield ops_check(find_op_library(package, cache_folder(), build))
     for name in ("keras", "tf_keras"):
-        if found := _version(name):
+        if (found := _version(name)) and name == "keras" and (said := too_old(found)):
+            yield Check(name, "warning", said, UPGRADE)
+        elif found:
             yield Check(name, "ok", found)
         elif name == "tf_keras":
             yield Check(

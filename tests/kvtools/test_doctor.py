@@ -122,6 +122,21 @@ def test_versions_of_tensorflow_are_judged(monkeypatch: pytest.MonkeyPatch, vers
     assert found["TensorFlow"].status == {"2.15.1": "error", "2.21.0": "ok", "2.22.0": "warning"}[version]
 
 
+@pytest.mark.parametrize(("version", "status"), [("3.3.3", "warning"), ("3.99.0", "ok")])
+def test_a_keras_that_is_too_old_is_told_with_the_way_to_a_newer_one(
+    monkeypatch: pytest.MonkeyPatch, version: str, status: str
+) -> None:
+    answer = "import json; print(json.dumps({'build': ['2.16.2', 'g', 'c', [], []], 'cuda': False, 'gpus': []}))"
+    monkeypatch.setattr(of_tensorflow, "_ASK", answer)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(of_tensorflow, "package_folder", lambda: None)
+    monkeypatch.setattr(importlib.metadata, "version", {"keras": version, "tf_keras": "2.16.0", "horovod": "1"}.get)
+    found = by_name(of_tensorflow.check_tensorflow())
+    assert found["keras"].status == status and version in found["keras"].value
+    assert ("pip install" in found["keras"].advice) == (status == "warning")
+    assert found["tf_keras"] == Check("tf_keras", "ok", "2.16.0")
+
+
 def test_ops_are_told_with_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("/somewhere/libkvtools_ops.so")
     assert "ready ones of the wheel" in of_tensorflow.ops_check(op_library.OpLibrary("ready", path)).value

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 import zipfile
 
@@ -53,6 +54,25 @@ def test_patch_releases_are_served_by_the_same_ops_only_if_their_headers_are_the
     assert differing(headers, {**headers, "tensorflow/core/public/version.h": "z", "external/curl/a.h": "z"}) == []
     assert differing(headers, {**headers, "tensorflow/core/framework/op.h": "z"}) == ["tensorflow/core/framework/op.h"]
     assert differing(headers, {**headers, "Eigen/Core": "z"}) == ["Eigen/Core"]
+
+
+def test_what_was_changed_since_the_last_source_distribution_is_compiled_again(module, tmp_path):
+    build = module("build")
+    always = 1_668_000_000.0  # of all files of a source distribution
+
+    def unpacked(**files):
+        before = build._contents(tmp_path)
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+            os.utime(tmp_path / name, (always, always))
+        build.date_changes(tmp_path, before)
+        return {name: (tmp_path / name).stat().st_mtime for name in files}
+
+    first = unpacked(same="a", changed="a")
+    assert min(first.values()) > always
+    second = unpacked(same="a", changed="b", new="a")
+    assert second["same"] == first["same"]
+    assert second["changed"] > first["changed"] and second["new"] > first["same"]
 
 
 def a_wheel(path, **changed):

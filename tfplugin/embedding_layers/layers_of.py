@@ -9,6 +9,7 @@ from tfplugin.embedding_layers.collection import EmbeddingCollectionLayer
 from tfplugin.embedding_layers.configs import FeatureConfigFields, TableConfigFields
 from tfplugin.embedding_layers.embedding import EmbeddingLayer, PaddingMask
 from tfplugin.embedding_layers.layer_class import layer_class
+from tfplugin.embedding_layers.old_keras import warn_of_old_keras
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Layers:
 
 def layers_of(keras: Any, module: str) -> Layers:
     """The layers for ``keras`` or ``tf_keras``. `module` is where they will be found."""
+    warn_of_old_keras(keras, module)
 
     def make(name: str, bases: tuple[type, ...], doc: str | None, **attributes: Any) -> Any:
         doc = doc and doc.replace("{module}", keras.__name__)

@@ -10,6 +10,7 @@ from tfplugin.dynamic_embedding.keras.layers.field_wise_embedding import FieldWi
 from tfplugin.dynamic_embedding.keras.layers.hvd_all_to_all_embedding import HvdAllToAllLayer
 from tfplugin.dynamic_embedding.keras.layers.squashed_embedding import SquashedLayer
 from tfplugin.embedding_layers.layer_class import layer_class
+from tfplugin.embedding_layers.old_keras import warn_of_old_keras
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ def _listing(layer: Any) -> dict[str, Any]:
 
 def layers_of(keras: Any, module: str) -> Layers:
     """The layers for ``tf.keras`` (either kind) or ``tf_keras``. `module` is where they will be found."""
+    warn_of_old_keras(keras, module)
     layer = keras.layers.Layer
     keras_3 = not hasattr(layer, "_gather_children_attribute")
 
