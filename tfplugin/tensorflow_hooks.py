@@ -2,13 +2,14 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations (TensorFlow's own extension point): of lookups for our two classes, of `tf.add_n` for slices.
-- Wrappers around 41 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around 43 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``_VariableStore._get_single_variable`` and ``_get_partitioned_variable``,
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, ``Saver.restore`` and
   ``saver_from_object_based_checkpoint``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
   ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), what it restores by name
   (``_NameBasedRestoreCoordinator.eager_restore``), ``init_from_checkpoint``, ``save`` and what saves
-  asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``),
+  asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), what says that values of a
+  checkpoint are left (``CheckpointLoadStatus.assert_consumed``, ``_CheckpointRestoreCoordinatorDeleter.__del__``),
   ``BaseResourceVariable.from_proto``, by which graphs are imported, ``_lift_unlifted_variables`` and
   ``restore_captures``, by which `tf.saved_model.load` takes models, in the gradients of TensorFlow 1's control flow
   ``ZerosLikeV1WhileLoop``, ``WhileContext.AddBackpropIndexedSlicesAccumulator`` and that of Switch, and in TensorFlow
@@ -80,6 +81,7 @@ from tfplugin import (
     table_handle,
     training_mode,
     unconnected_gradients,
+    unrestored_tables,
 )
 from tfplugin.get_kv_variable import get_kv_variable, refuse_name_of_table
 from tfplugin.optimizers import restored_objects, v1
@@ -121,6 +123,8 @@ def install() -> None:
         (saver_lib.Saver, "restore", restore_scope.restore),
         (saver_lib, "saver_from_object_based_checkpoint", checkpoint.saver_of_objects),
         (checkpoint_lib._NameBasedRestoreCoordinator, "eager_restore", named_restore.eager_restore),
+        (checkpoint_lib.CheckpointLoadStatus, "assert_consumed", unrestored_tables.assert_consumed),
+        (checkpoint_lib._CheckpointRestoreCoordinatorDeleter, "__del__", unrestored_tables.deleted),
         (checkpoint_utils, "_init_from_checkpoint", checkpoint_initializers.init_from_checkpoint),
         (async_checkpoint_helper.AsyncCheckpointHelper, "save", async_save.begin),
         (async_checkpoint_helper.AsyncCheckpointHelper, "_write", async_save.begin),

@@ -1,5 +1,6 @@
 """tf.train.Checkpoint and SavedModel: object-based round trips of key-value variables."""
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfplugin
-from tfplugin import dynamic_embedding
+from tfplugin import dynamic_embedding, sok
 
 
 def fixed(parts):
@@ -300,3 +301,61 @@ def test_a_table_where_another_kind_of_object_was_saved_is_said_not_to_be_restor
     if saved == "de.Variable":  # the way out
         assert tfplugin.restore_tables(path, {table: "emb/table"}) == {"after": 2}
         assert table.sparse_read([2]).numpy().tolist() == [[3.0, 4.0]]
+
+
+def _saved_kinds():
+    halves = tf.compat.v1.fixed_size_partitioner(2)
+    kept = {
+        "whole": tfplugin.get_kv_variable("whole", 2),
+        "halves": tfplugin.get_kv_variable("p", 2, partitioner=halves),
+    }
+    return kept | {
+        "dynamic": dynamic_embedding.Variable(dim=2, name="dynamic"),
+        "of_sok": sok.DynamicVariable(dimension=2, name="s"),
+    }
+
+
+@pytest.mark.parametrize("left", ["whole", "halves", "dynamic", "of_sok"])
+def test_tables_of_a_checkpoint_that_nothing_takes_are_told_as_dense_variables_are(tmp_path, caplog, left):
+    kinds = _saved_kinds()
+    path = tf.train.Checkpoint(**kinds).save(str(tmp_path / "c"))
+
+    def told(checkpoint, expect_partial=False):
+        """What the log says once what was restored is gone."""
+        caplog.clear()
+        status = checkpoint.restore(path)
+        if expect_partial:
+            status.expect_partial()
+        del status, checkpoint
+        gc.collect()
+        return [record.getMessage() for record in caplog.records]
+
+    others = {name: table for name, table in kinds.items() if name != left}
+    with pytest.raises(
+        AssertionError, match=rf"Unresolved object in checkpoint \(root\)\.{left}: a key-value variable"
+    ):
+        tf.train.Checkpoint(**others).restore(path).assert_consumed()
+    gc.collect()
+    (message,) = told(tf.train.Checkpoint(**others))
+    assert message.startswith(
+        f"Rows in checkpoint could not be found in the restored object: (root).{left}: a key-value"
+    )
+    assert "tfplugin.restore_tables(path, {variable: old name})" in message
+    assert told(tf.train.Checkpoint(**others), expect_partial=True) == []
+    # One that is made later takes its rows, as ever.
+    assert told(tf.train.Checkpoint(**kinds)) == []
+    late = tf.train.Checkpoint(**others)
+    status = late.restore(path)
+    setattr(late, left, kinds[left])
+    status.assert_consumed()
+
+
+def test_a_table_with_another_name_gets_its_rows_as_the_warning_says(tmp_path, caplog):
+    table = tfplugin.get_kv_variable("old", 2)
+    table.upsert([1, 2], np.ones([2, 2], np.float32))
+    path = tf.train.Checkpoint(old=table).save(str(tmp_path / "c"))
+    new = tfplugin.get_kv_variable("new", 2)
+    tf.train.Checkpoint(new=new).restore(path)
+    gc.collect()
+    assert "(root).old: a key-value variable" in caplog.text
+    assert tfplugin.restore_tables(path, {new: "old"}) == {"new": 2}
