@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -209,9 +210,24 @@ def test_a_large_file_goes_up_in_parts_that_are_gone_when_it_fails(
     monkeypatch.setattr(upload, "_PART_BYTES", 5 << 20)
     rows = 400_000
     big = ArrayTable("emb", np.arange(rows), np.random.default_rng(1).normal(size=(rows, 8)).astype(np.float32))
-    bucket.proxy.before = lambda request: refusal(403, "AccessDenied") if "partNumber=2" in request.path else None
+    stored = threading.Semaphore(0)
+
+    def store(request: Request, answer: Answer) -> Answer:
+        if "partNumber" in request.path:
+            stored.release()
+        return answer
+
+    def refuse(request: Request) -> Answer | None:
+        if "partNumber=2" not in request.path:
+            return None
+        for _ in range(3):  # S3 itself may keep a part that is under way when its upload is given up
+            assert stored.acquire(timeout=60)
+        return refusal(403, "AccessDenied")
+
+    bucket.proxy.before, bucket.proxy.fault = refuse, store
     with pytest.raises(OutputError, match="denies access"):
         write_tables([big], f"{bucket.url}/m.ckpt", "tfplugin")
+    assert any("partNumber=4" in one.path for one in bucket.proxy.requests)
     assert bucket.names() == []
     assert not bucket.client.list_multipart_uploads(Bucket=bucket.name).get("Uploads")
     bucket.proxy.reset()
