@@ -30,8 +30,10 @@ def init_from_checkpoint(original: Callable[..., Any], checkpoint: Any, assignme
         `tfra.dynamic_embedding` in a graph.
     """
     pairs = list(assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map)
-    tables = {} if tf.executing_eagerly() else _tables()
-    _tell_of_dynamic(checkpoint, pairs)
+    tables: dict[str, list[Any]] = {}
+    if not tf.executing_eagerly():
+        tables = _tables()
+        _tell_of_dynamic(checkpoint, pairs)
     wanted: dict[int, tuple[Any, str]] = {}  # of a part that is named twice the last counts, as of any variable
     others = []
     for there, here in pairs:
@@ -59,9 +61,7 @@ def _tables() -> dict[str, list[Any]]:
 
 
 def _tell_of_dynamic(checkpoint: Any, pairs: Sequence[tuple[str, Any]]) -> None:
-    """Says of tables without an initializer that none fills them."""
-    if tf.executing_eagerly():
-        return
+    """Says of tables of the graph without an initializer that none fills them."""
     saveables = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS)
     names = {
         whole_of(one.tensor_prefix)
@@ -78,7 +78,7 @@ def _tell_of_dynamic(checkpoint: Any, pairs: Sequence[tuple[str, Any]]) -> None:
     in_scopes: dict[str, str] = {}
     for there, here in pairs:
         if not isinstance(here, str):
-            for one in here if isinstance(here, (list, tuple)) else [here]:
+            for one in _each(here):
                 if any(part._starts_initialized for part in getattr(one, "_kv_parts", ())):
                     raise ValueError(f"{told(name_of(one))}, and leave it out of the map.")
         elif here in names:
@@ -91,6 +91,11 @@ def _tell_of_dynamic(checkpoint: Any, pairs: Sequence[tuple[str, Any]]) -> None:
         known = kvtools.open(newest_in(checkpoint)).tables
         for name in sorted(name for name, full in in_scopes.items() if full in known):
             _log.warning("%s.", told(name))
+
+
+def _each(here: Any) -> Sequence[Any]:
+    """The variables that a map names by themselves: one, or the parts of one."""
+    return here if isinstance(here, (list, tuple)) else [here]
 
 
 def _in_scope(there: str, here: str, names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -113,7 +118,7 @@ def _parts(there: str, here: Any, tables: Mapping[str, Sequence[Any]]) -> Iterat
         for name, full in _in_scope(there, here, tables):
             yield from ((part, full) for part in tables[name])
     else:
-        for one in here if isinstance(here, (list, tuple)) else [here]:
+        for one in _each(here):
             if hasattr(type(one), "_kv_parts"):
                 yield from ((part, there) for part in one._kv_parts)
 
