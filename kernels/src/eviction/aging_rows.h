@@ -7,6 +7,8 @@
 #include <tuple>
 #include <vector>
 
+#include "kvtable/table.h"
+
 namespace kvtable {
 
 // A list of the rows that were written longest ago, by version and position (shard << 32 | row).
@@ -20,7 +22,7 @@ namespace kvtable {
 // Not thread-safe.
 class AgingRows {
  public:
-  // Takes the row with the lowest version below `before`, of about `rows`, from the list: its position, or kNone.
+  // Takes the row with the lowest version below `before`, of about `rows`, from the list: its position, or kNoPosition.
   // scan(visit) calls visit(position, version) for all rows; is_there(position, version) says whether a row is still
   // as it was. `now` is the version of rows written at this moment.
   template <class Scan, class IsThere>
@@ -32,7 +34,7 @@ class AgingRows {
         heap_.pop_back();
         if (is_there(row.position, row.version)) return row.position;
       }
-      if (!heap_.empty() || !(end_ < Row{before, 0})) return kNone;
+      if (!heap_.empty() || !(end_ < Row{before, 0})) return kNoPosition;
       Fill(now, std::max(kLeastFill, static_cast<size_t>(rows) / 8), scan);
     }
   }
@@ -50,8 +52,6 @@ class AgingRows {
     end_ = {};
   }
   int64_t bytes() const { return static_cast<int64_t>(heap_.capacity() * sizeof(Row)); }
-
-  static constexpr uint64_t kNone = UINT64_MAX;
 
  private:
   static constexpr size_t kLeastFill = 1024;

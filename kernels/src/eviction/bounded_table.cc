@@ -422,7 +422,7 @@ class BoundedTable : public Table {
     std::vector<uint64_t> victims;
     for (; count > 0; --count) {
       const uint64_t position = aging_.Next(before, now, rows_->Size(), scan, is_there);
-      if (position == AgingRows::kNone) break;
+      if (position == kNoPosition) break;
       victims.push_back(position);
       rows_->BeforeScores(&position, 1);
       ranks_.At(position) = {};
@@ -435,7 +435,7 @@ class BoundedTable : public Table {
   void TakeLowest(int64_t count, const Skip& skip, std::vector<uint64_t>* victims) {
     for (; count > 0; --count) {
       const uint64_t position = ranks_.Lowest(rows_->Size(), skip);
-      if (position == RankedRows::kNone) return;
+      if (position == kNoPosition) return;
       victims->push_back(position);
       rows_->BeforeScores(&position, 1);
       ranks_.At(position) = {};

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "eviction/rank.h"
+#include "kvtable/table.h"
 #include "memory/prefetch.h"
 
 namespace kvtable {
@@ -59,7 +60,7 @@ class RankedRows {
     if (rank.order != 0 && !(bound_ < rank)) Push({rank, position});
   }
 
-  // The position of the lowest of about `rows` rows, without those for which skip(rank, position), or kNone.
+  // The position of the lowest of about `rows` rows, without those for which skip(rank, position), or kNoPosition.
   // Rows that were skipped have to be offered again before the next call with another `skip`.
   template <class Skip>
   uint64_t Lowest(int64_t rows, const Skip& skip) {
@@ -68,15 +69,13 @@ class RankedRows {
         const Entry entry = Pop();
         if (At(entry.position) == entry.rank && !skip(entry.rank, entry.position)) return entry.position;
       }
-      if (filled) return kNone;
+      if (filled) return kNoPosition;
       Fill(std::max(kLeastFill, static_cast<size_t>(rows) / 8), skip);
     }
   }
 
   void Clear();
   int64_t bytes() const;
-
-  static constexpr uint64_t kNone = UINT64_MAX;
 
  private:
   static constexpr int kChunkBits = 12;
