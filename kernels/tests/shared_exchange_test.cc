@@ -594,10 +594,14 @@ void WhatWaitsIsToldOfTogether() {
 void MessagesWaitForRoom() {
   const auto all = Ranks(2);
   constexpr int kMany = 1000;
-  std::promise<void> go_on;
+  std::promise<void> begun, go_on;
   SharedExchange::Sent sent{"holds up", "", {0, 0}, nullptr, nullptr, nullptr, ""};
-  all[1]->Start(sent, [&](const auto&, const ExchangeFailure*) { go_on.get_future().wait(); });
+  all[1]->Start(sent, [&](const auto&, const ExchangeFailure*) {
+    begun.set_value();
+    go_on.get_future().wait();
+  });
   Running first = Start(all[0].get(), "holds up", {"", ""}, "");
+  begun.get_future().wait();
   std::vector<Running> running;
   for (int i = 0; i < kMany; ++i) running.push_back(Start(all[0].get(), std::to_string(i), {"", ""}));
   go_on.set_value();
@@ -631,14 +635,18 @@ void WhatIsUnsentIsSentAtTheEnd() {
   SharedExchange::Options options;
   options.last_words_for = std::chrono::milliseconds(60000);
   auto all = Ranks(2, options);
-  std::promise<void> go_on;
+  std::promise<void> begun, go_on;
   SharedExchange::Sent sent{"holds up", "", {0, 0}, nullptr, nullptr, nullptr, ""};
-  all[1]->Start(sent, [&](const auto&, const ExchangeFailure*) { go_on.get_future().wait(); });
+  all[1]->Start(sent, [&](const auto&, const ExchangeFailure*) {
+    begun.set_value();
+    go_on.get_future().wait();
+  });
   std::promise<std::shared_ptr<const SharedExchange::Arrival>> kept;
   all[0]->Start(sent, [&](std::shared_ptr<const SharedExchange::Arrival> arrival, const ExchangeFailure*) {
     kept.set_value(std::move(arrival));
   });
   const auto held = kept.get_future().get();
+  begun.get_future().wait();
   constexpr int kMany = 1000;
   std::vector<Running> running;
   for (int i = 0; i < kMany; ++i) running.push_back(Start(all[0].get(), std::to_string(i), {"", ""}));
