@@ -21,7 +21,13 @@ from kvtools.cli.remote_arguments import with_local_paths
 from kvtools.cli.repeated_options import Command
 from kvtools.cli.shared_options import Color, Quiet, StringKeys, command_of, is_quiet, own_options, with_shared_options
 from kvtools.cli.signals import SignalError, ended_by_signals
-from kvtools.cli.standard_output import RefusedOutputError, give_up_output, open_standard_files, standard_output
+from kvtools.cli.standard_output import (
+    RefusedOutputError,
+    escape_unencodable,
+    give_up_output,
+    open_standard_files,
+    standard_output,
+)
 from kvtools.cli.terminal import styled
 from kvtools.errors import KvtoolsError, ScratchError, one_line
 from kvtools.remote.shown import shown
@@ -93,6 +99,7 @@ def build_app(*requested: str) -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1, 2 or 3, or 128 and the signal that ended it."""
     open_standard_files()
+    escape_unencodable()
     with own_options():
         return _run(list(sys.argv[1:] if arguments is None else arguments))
 

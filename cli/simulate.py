@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvtools.cast import FLOATS
+from kvtools.cli.bars import shows_blocks
 from kvtools.cli.clip_options import warn_unmatched
 from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
@@ -25,7 +26,7 @@ from kvtools.id_log import open_log
 from kvtools.replace_output import check_free, replace_files
 from kvtools.simulate import Moment, RowSize, Simulation, TableRun, described, moment_record, simulate
 
-_BARS = "▁▂▃▄▅▆▇█"
+_BARS = {True: "▁▂▃▄▅▆▇█", False: "12345678"}
 _SPARKS = 40
 
 LogPath = Annotated[
@@ -162,16 +163,16 @@ def print_simulation(made: Simulation, batch_size: int) -> None:
             right=frozenset(range(1, 8)),
         )
     )
+    blocks = shows_blocks()
     for table in made.tables:
         name = shown(table.table)
         room = width()
         moments = _resampled(table.moments, _SPARKS if room is None else max(8, min(_SPARKS, room - len(name) - 32)))
         rows = [moment.rows for moment in moments]
         rates = [moment.hit_rate or 0.0 for moment in moments]
-        print(f"{name}: rows      {spark(rows)}  up to {max(rows, default=0):,}")
-        print(
-            f"{name}: hit rate  {spark(rates)}  {_percent(min(rates, default=0))} to {_percent(max(rates, default=0))}"
-        )
+        print(f"{name}: rows      {spark(rows, blocks=blocks)}  up to {max(rows, default=0):,}")
+        least, most = min(rates, default=0), max(rates, default=0)
+        print(f"{name}: hit rate  {spark(rates, blocks=blocks)}  {_percent(least)} to {_percent(most)}")
         told = [
             f"{count:,} {what}"
             for count, what in (
@@ -189,14 +190,14 @@ def print_simulation(made: Simulation, batch_size: int) -> None:
     print(f"{made.steps:,} steps of {batch_size:,}: {made.examples:,} rows of the log")
 
 
-def spark(numbers: Sequence[float]) -> str:
-    """Return numbers of 0 and more as a line of bars, the largest the highest.
+def spark(numbers: Sequence[float], *, blocks: bool = True) -> str:
+    """Return numbers of 0 and more as a line of bars, the largest the highest; without `blocks` as one of digits.
 
-    >>> spark([0, 1, 2, 4])
-    '▁▃▅█'
+    >>> spark([0, 1, 2, 4]), spark([0, 1, 2, 4], blocks=False)
+    ('▁▃▅█', '1358')
     """
     most = max(numbers, default=0) or 1
-    return "".join(_BARS[min(7, int(8 * max(0.0, number) / most))] for number in numbers)
+    return "".join(_BARS[blocks][min(7, int(8 * max(0.0, number) / most))] for number in numbers)
 
 
 def _resampled(moments: Sequence[Moment], most: int) -> list[Moment]:

@@ -23,6 +23,13 @@ def open_standard_files() -> None:
                 setattr(sys, name, os.fdopen(opened, "w" if number else "r"))
 
 
+def escape_unencodable() -> None:
+    """Have standard output escape what its encoding has not, as standard error does: names in a locale of few letters,
+    and of files whose names are no UTF-8."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 class RefusedOutputError(Exception):
     """Standard output does not take what is printed: whoever read it has gone, or the disk behind it is full."""
 
@@ -97,6 +104,16 @@ class _Told:
         return getattr(self._stream, name)
 
 
+class _Held(io.StringIO):
+    """What is held back; `encoding` is the one that it will be printed in."""
+
+    encoding = ""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self.encoding = encoding
+
+
 @contextlib.contextmanager
 def standard_output(*, held_back: bool, dropped: bool = False) -> Iterator[None]:
     """Raise `RefusedOutputError` where what the block prints is refused; with `held_back`, when it has ended well, and
@@ -111,7 +128,7 @@ def standard_output(*, held_back: bool, dropped: bool = False) -> Iterator[None]
         if not held_back or (stream.isatty() and not dropped):
             yield
         else:
-            held = io.StringIO()
+            held = _Held(stream.encoding)
             try:
                 with contextlib.redirect_stdout(held):
                     yield

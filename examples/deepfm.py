@@ -57,7 +57,7 @@ def main() -> None:
         loaded = keras.models.load_model(f"{folder}/deepfm.keras")
         assert np.array_equal(loaded.predict(held_out, verbose=0)[:, 0], score), "loaded, it predicts otherwise"
     with_ids, without = auc(clicks, score), auc(clicks, without)
-    if len(clicks) >= 10_000:
+    if options.data is None and len(clicks) >= 10_000:
         assert with_ids > without + 0.02, f"AUC {with_ids:.4f}, and {without:.4f} without ids: they taught it nothing"
     print(f"held-out AUC {with_ids:.3f}, {without:.3f} without the strings; loaded from .keras it predicts the same")
 

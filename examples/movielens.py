@@ -34,9 +34,10 @@ class MovieLens:
 
 
 def read_movielens(folder: Path) -> MovieLens:
-    """Reads the two files."""
-    table = np.loadtxt(folder / "ratings.csv", delimiter=",", skiprows=1, dtype=np.float64, ndmin=2)
-    table = table[np.argsort(table[:, 3], kind="stable")]
+    """Reads the two files; ids are any 64-bit numbers. Leaves the program if a movie is rated that there is not."""
+    columns = np.dtype([("user", np.int64), ("movie", np.int64), ("rating", np.float32), ("time", np.float64)])
+    table = np.loadtxt(folder / "ratings.csv", delimiter=",", skiprows=1, dtype=columns, ndmin=1)
+    table = table[np.argsort(table["time"], kind="stable")]
     number = {name: at for at, name in enumerate(GENRES, 1)}
     movies = {}
     with (folder / "movies.csv").open(newline="", encoding="utf-8") as file:
@@ -44,10 +45,13 @@ def read_movielens(folder: Path) -> MovieLens:
             known = [number[name] for name in line["genres"].split("|") if name in number][:MOST_GENRES]
             movies[int(line["movieId"])] = known + [0] * (MOST_GENRES - len(known))
     ids = np.array(sorted(movies), np.int64)
+    unknown = np.setdiff1d(table["movie"], ids)
+    if len(unknown):
+        raise SystemExit(f"{folder}: {len(unknown):,} movies of ratings.csv are not in movies.csv, as {unknown[0]}")
     return MovieLens(
-        user=table[:, 0].astype(np.int64),
-        movie=table[:, 1].astype(np.int64),
-        rating=table[:, 2].astype(np.float32),
+        user=table["user"].copy(),
+        movie=table["movie"].copy(),
+        rating=table["rating"].copy(),
         movies=ids,
         genres=np.array([movies[movie] for movie in ids.tolist()], np.int64),
     )

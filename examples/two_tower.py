@@ -65,7 +65,7 @@ def main() -> None:
     for k in TOP:
         print(f"recall@{k}: {recall[k]:.3f} by the served vectors, {popular[k]:.3f} by popularity alone")
     k = TOP[-1]
-    assert recall[k] > 1.2 * popular[k], (
+    assert recall[k] > 1.2 * popular[k] or options.data, (
         f"recall@{k} {recall[k]:.3f}, and {popular[k]:.3f} by popularity: nothing learned"
     )
     print(

@@ -20,11 +20,18 @@ def read_clicks(path: Path, users: int, shortest: int) -> list[np.ndarray]:
 
     Returns:
         For each of them an array, int64 [clicks, 2], of items and their categories in the order of time.
+
+    Leaves the program where lines of a person do not stand together, or an item or a category is 0.
     """
-    people = []
+    people, met = [], set()
     with path.open() as file:
-        for _, lines in itertools.groupby(_fields(file), key=lambda fields: fields[0]):
+        for user, lines in itertools.groupby(_fields(file), key=lambda fields: fields[0]):
+            if user in met:
+                raise SystemExit(f"{path}: lines of user {user} do not stand together: sort the file by user")
+            met.add(user)
             clicks = sorted((int(time), int(item), int(kind)) for _, item, kind, what, time in lines if what == "pv")
+            if any(0 in click[1:] for click in clicks):
+                raise SystemExit(f"{path}: user {user} has an item or a category 0, which stands for none")
             if len(clicks) >= shortest:
                 people.append(np.array([click[1:] for click in clicks], np.int64))
             if len(people) == users:

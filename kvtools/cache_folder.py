@@ -19,5 +19,17 @@ def cache_folder() -> Path:
     if override:
         return Path(override).absolute()
     if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
-        return Path(sys.prefix) / "var" / "cache" / "kvtools"
+        return _of_environment()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtools"
+
+
+def others_cache_folders() -> list[Path]:
+    """Return folders of others that may have what is wanted, and are not written: that of a virtual environment which
+    somebody else made. None if ``$KVTOOLS_CACHE_DIR`` says where to look."""
+    if os.environ.get("KVTOOLS_CACHE_DIR") or sys.prefix == sys.base_prefix or os.access(sys.prefix, os.W_OK):
+        return []
+    return [_of_environment()]
+
+
+def _of_environment() -> Path:
+    return Path(sys.prefix) / "var" / "cache" / "kvtools"

@@ -109,7 +109,8 @@ class IdLog:
         if kind in ("float", "double", "halffloat"):
             return (
                 f"column '{name}' holds floats ({kind}), and ids are whole numbers; where it has empty cells, some"
-                " program wrote NaN for them: write it again as nullable integers (Int64 in pandas)"
+                " program wrote NaN for them: write it again as nullable integers (Int64 in pandas); of a CSV, ids of"
+                " 2^63 and more count as floats: write them as Parquet (uint64)"
             )
         if kind in ("string", "large_string", "string_view", "binary", "large_binary"):
             return (

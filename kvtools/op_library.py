@@ -135,7 +135,7 @@ def is_whole(library: Path) -> bool:
     loads it."""
     try:
         return library.with_name(CHECKSUM_NAME).read_text() == file_checksum(library)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return False
 
 
@@ -233,24 +233,32 @@ def cache_key(package: Path, build: TensorFlowBuild) -> str:
     return f"tensorflow-{build.version}-{digest.hexdigest()[:16]}"
 
 
-def find_op_library(package: Path, cache: Path, build: TensorFlowBuild) -> OpLibrary:
+def find_op_library(
+    package: Path, cache: Path, build: TensorFlowBuild, others_caches: Sequence[Path] = ()
+) -> OpLibrary:
     """Return the ops that a TensorFlow is to load, and why they are not ready ones where they are not.
 
     Args:
         package: the installed package `kvtools`, with `ops` and `include`.
         cache: where compiled ops are kept.
         build: the TensorFlow.
+        others_caches: where compiled ops of others may be, if the cache has none.
     """
     why = why_not_ready(package, build)
     if not why:
         return OpLibrary("ready", ready_folder(package, build.minor) / LIBRARY_NAME)
-    return compiled_op_library(package, cache, build, why)
+    return compiled_op_library(package, cache, build, why, others_caches)
 
 
-def compiled_op_library(package: Path, cache: Path, build: TensorFlowBuild, why_not_ready: str) -> OpLibrary:
-    """Return the ops of the cache for a TensorFlow, whatever the wheel has."""
-    path = cache / cache_key(package, build) / LIBRARY_NAME
-    return OpLibrary("compiled" if is_whole(path) else "missing", path, why_not_ready)
+def compiled_op_library(
+    package: Path, cache: Path, build: TensorFlowBuild, why_not_ready: str, others_caches: Sequence[Path] = ()
+) -> OpLibrary:
+    """Return the compiled ops for a TensorFlow, or where they will be, whatever the wheel has."""
+    key = cache_key(package, build)
+    for folder in (cache, *others_caches):
+        if is_whole(folder / key / LIBRARY_NAME):
+            return OpLibrary("compiled", folder / key / LIBRARY_NAME, why_not_ready)
+    return OpLibrary("missing", cache / key / LIBRARY_NAME, why_not_ready)
 
 
 def unsupported(build: TensorFlowBuild) -> str:

@@ -20,6 +20,7 @@ from types import ModuleType
 
 import tensorflow as tf
 
+from kvtools.cache_folder import others_cache_folders
 from kvtools.op_compiler import BuildError, compile_ops
 from kvtools.op_library import (
     FIRST_TENSORFLOW,
@@ -114,7 +115,7 @@ def library_path() -> Path:
     """
     package = _package_dir()
     build = TensorFlowBuild.of(tf)
-    found = find_op_library(package, cache_dir(), build)
+    found = find_op_library(package, cache_dir(), build, others_cache_folders())
     if found.kind == "ready":
         return found.path
     if build.minor < FIRST_TENSORFLOW:
@@ -138,7 +139,8 @@ def _loaded() -> tuple[ModuleType, Path]:
             raise BuildError(f"tfplugin: {why}. Delete {path.parent} and import again to rebuild it.") from error
         _say(why)
         build = TensorFlowBuild.of(tf)
-        path = _compiled(package, build, compiled_op_library(package, cache_dir(), build, "the ready ones do not load"))
+        why = "the ready ones do not load"
+        path = _compiled(package, build, compiled_op_library(package, cache_dir(), build, why, others_cache_folders()))
         return tf.load_op_library(str(path)), path
 
 

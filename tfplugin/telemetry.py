@@ -37,8 +37,9 @@ class TableSummary:
       file_rows, file_bytes: of the rows, those in the file of a table with a `max_memory`; what it takes on the disk.
       lookups: keys that training lookups have asked for so far, duplicates included.
       births: rows that these have made.
-      held_back: keys, duplicates included, that these did not find and that admission did not let in.
-      hits: the share of `lookups` that found a row; None before the first.
+      held_back: keys, duplicates included, that these did not find and that admission did not let in, or that are the
+        padding key.
+      hits: the share of `lookups` that found a row, as a padding key never does; None before the first.
       evictions: rows that have gone to keep a `max_capacity`.
       expired: rows that have gone by policies of expiry, on their own, by `evict` or before a save.
       zeroed_rows: rows there that a group penalty has made zeros.

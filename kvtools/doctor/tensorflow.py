@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from kvtools.cache_folder import cache_folder
+from kvtools.cache_folder import cache_folder, others_cache_folders
 from kvtools.doctor.check import Check
 from kvtools.keras_version import UPGRADE, too_old
 from kvtools.op_compiler import find_compiler
@@ -66,7 +66,7 @@ def check_tensorflow() -> Iterator[Check]:
     else:
         yield Check("TensorFlow", "ok", value)
     if (package := package_folder()) is not None:
-        yield ops_check(find_op_library(package, cache_folder(), build))
+        yield ops_check(find_op_library(package, cache_folder(), build, others_cache_folders()))
     for name in ("keras", "tf_keras"):
         if (found := _version(name)) and name == "keras" and (said := too_old(found)):
             yield Check(name, "warning", said, UPGRADE)

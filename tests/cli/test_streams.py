@@ -171,3 +171,21 @@ def test_a_pipe_in_place_of_a_checkpoint_is_an_error_and_no_wait(
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == (3 if "verify" in command else 1), done.stderr
     assert "'tables.h5': it is a pipe, expected a file or folder" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8:strict"])
+def test_what_the_encoding_has_not_is_escaped(tmp_path: Path, sample_path: Path, encoding: str) -> None:
+    name = tmp_path / os.fsdecode(b"caf\xe9" if encoding == "utf-8:strict" else "café".encode())
+    name.symlink_to(sample_path.parent)
+    command = [*KVTOOLS.split(), "inspect", name / sample_path.name]
+    env = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    escaped = r"caf\udce9" if encoding == "utf-8:strict" else r"caf\xe9"
+    assert (done.returncode, done.stderr) == (0, "") and escaped in done.stdout.splitlines()[0]
+
+
+def test_bars_are_digits_where_the_encoding_has_none(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text('[[tables]]\nname = "user"\nmax-capacity = 3\n')
+    (tmp_path / "ids.csv").write_text("user\n1\n2\n1\n3\n")
+    done = shell(f"PYTHONIOENCODING=ascii {KVTOOLS} simulate policy.toml ids.csv --batch-size 2", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and "user: rows      68  up to 3\n" in done.stdout

@@ -73,6 +73,22 @@ def test_a_line_of_movielens_own(movielens: ModuleType, tmp_path: Path) -> None:
     assert log.genres.tolist() == [[0, 0, 0, 0], [5, 8, 15, 0]]
 
 
+def test_ids_of_64_bits_are_what_they_are(movielens: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "movies.csv").write_text(f"movieId,title,genres\n{2**53 + 1},One,Drama\n{-(2**63)},Two,Drama\n")
+    (tmp_path / "ratings.csv").write_text(
+        f"userId,movieId,rating,timestamp\n{2**63 - 1},{2**53 + 1},4.5,2\n-1,{-(2**63)},3,1\n"
+    )
+    log = movielens.read_movielens(tmp_path)
+    assert log.user.tolist() == [-1, 2**63 - 1] and log.movie.tolist() == [-(2**63), 2**53 + 1]
+
+
+def test_a_movie_that_there_is_not(movielens: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "movies.csv").write_text("movieId,title,genres\n3,None,Drama\n")
+    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,3,4,2\n1,7,4,3\n")
+    with pytest.raises(SystemExit, match=r"1 movies of ratings\.csv are not in movies\.csv, as 7"):
+        movielens.read_movielens(tmp_path)
+
+
 def test_clicks_in_the_format_of_taobao(user_behaviour: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "UserBehavior.csv"
     user_behaviour.write_clicks(path, seed=1, users=10, clicks=12, items=200, categories=5)
@@ -88,3 +104,18 @@ def test_clicks_of_a_person_come_in_the_order_of_time(user_behaviour: ModuleType
     path.write_text("1,20,2,pv,1511544070\n1,10,1,pv,1511544010\n1,30,3,buy,1511544020\n2,40,4,pv,1511544030\n")
     (one,) = user_behaviour.read_clicks(path, users=5, shortest=2)
     assert one.tolist() == [[10, 1], [20, 2]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("1,20,2,pv,7\n2,40,4,pv,8\n1,10,1,pv,9\n", "lines of user 1 do not stand together: sort the file by user"),
+        ("1,20,2,pv,7\n1,0,2,pv,8\n", "user 1 has an item or a category 0"),
+    ],
+)
+def test_clicks_that_would_be_taken_for_others(
+    user_behaviour: ModuleType, tmp_path: Path, lines: str, says: str
+) -> None:
+    (tmp_path / "clicks.csv").write_text(lines)
+    with pytest.raises(SystemExit, match=says):
+        user_behaviour.read_clicks(tmp_path / "clicks.csv", users=5, shortest=1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtools import op_library
+from kvtools.cache_folder import cache_folder, others_cache_folders
 from kvtools.op_library import TensorFlowBuild
 
 HERE = TensorFlowBuild(
@@ -109,6 +110,29 @@ def test_a_source_install_compiles_and_finds_what_it_compiled(package: Path) -> 
     assert find(package, HERE).kind == "compiled"
     other = dataclasses.replace(HERE, compile_flags=("-D_GLIBCXX_USE_CXX11_ABI=0",))
     assert find(package, other).kind == "missing", "ops of another ABI"
+
+
+def test_ops_that_another_user_compiled_are_used(package: Path) -> None:
+    others = package.parent / "others"
+    library = others / op_library.cache_key(package, HERE) / op_library.LIBRARY_NAME
+    library.parent.mkdir(parents=True)
+    library.write_text("ops")
+    found = op_library.compiled_op_library(package, package.parent / "cache", HERE, "", [others])
+    assert (found.kind, found.path.parents[1]) == ("missing", package.parent / "cache"), "they may be half a file"
+    library.with_name(op_library.CHECKSUM_NAME).write_text(op_library.file_checksum(library))
+    found = op_library.compiled_op_library(package, package.parent / "cache", HERE, "", [others])
+    assert found == op_library.OpLibrary("compiled", library)
+
+
+def test_the_environment_of_another_user_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVTOOLS_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "venv"))
+    monkeypatch.setattr("os.access", lambda path, mode: path != str(tmp_path / "venv"))
+    assert cache_folder() == tmp_path / "mine/kvtools"
+    assert others_cache_folders() == [tmp_path / "venv/var/cache/kvtools"]
+    monkeypatch.setenv("KVTOOLS_CACHE_DIR", str(tmp_path / "told"))
+    assert (cache_folder(), others_cache_folders()) == (tmp_path / "told", [])
 
 
 def test_a_record_is_for_builds_of_one_abi(package: Path) -> None:

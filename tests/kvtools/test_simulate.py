@@ -271,6 +271,12 @@ def test_bad_logs_and_wrong_names_are_told(
     assert message in str(caught.value)
 
 
+def test_unsigned_ids_of_a_csv_are_told(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(f"user\n{2**63}\n7\n")
+    with pytest.raises(UsageError, match=r"of a CSV, ids of 2\^63 and more count as floats: write them as Parquet"):
+        simulate(policy_of(user={"max-capacity": 9}), open_log(str(tmp_path / "log.csv")))
+
+
 def test_bad_files_are_told(tmp_path: Path) -> None:
     policy = policy_of(user={"max-capacity": 9})
     empty = write_log(tmp_path / "empty.parquet", user=np.empty(0, np.int64))

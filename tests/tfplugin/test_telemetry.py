@@ -62,6 +62,13 @@ def test_evictions_and_keys_below_a_threshold_are_counted():
     assert (told.rows, told.births, told.held_back, told.lookups) == (2, 2, 5, 7)
 
 
+def test_padding_is_held_back():
+    table = tfplugin.get_kv_variable("padded", embedding_dim=2, padding_key=0)
+    tf.nn.embedding_lookup(table, [0, 5, 0, 5])
+    told = tfplugin.summary(table)
+    assert (told.rows, told.births, told.held_back, told.lookups, told.hits) == (1, 1, 2, 4, 0.25)
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 def test_rows_that_policies_let_go_are_counted_apart_from_evictions(parts):
     table = tfplugin.get_kv_variable("t", 2, max_capacity=10, partitioner=partitioned(parts))
