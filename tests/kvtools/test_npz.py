@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import struct
@@ -239,6 +240,18 @@ class TestRefused:
                 archive.write_bytes(bytes(damaged))
                 with pytest.raises(CorruptFileError, match="emb"):
                     self.read_all(archive)
+
+    def test_any_flipped_byte_of_the_directory_is_found_or_harmless(self, archive: Path) -> None:
+        whole = archive.read_bytes()
+        before = open_checkpoint(archive).table("emb").schema
+        with zipfile.ZipFile(archive) as opened:
+            begin = opened.start_dir
+        for at in range(begin, len(whole)):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << at % 8
+            archive.write_bytes(damaged)
+            with contextlib.suppress(BadInputError):
+                assert open_checkpoint(archive).table("emb").schema == before, at
 
     @pytest.mark.parametrize("keep", [0, 3, 100, 0.5, 0.99, -1])
     def test_truncated(self, archive: Path, keep: float) -> None:
