@@ -121,6 +121,27 @@ def test_strict_refuses_what_would_be_lost(tmp_path: Path, sample_path: Path) ->
     assert [file.name for file in tmp_path.iterdir()] == ["sample"]
 
 
+@pytest.mark.parametrize("rows", [0, 5])
+def test_a_dry_run_tells_what_goes_by_another_name(tmp_path: Path, rows: int) -> None:
+    keys, values = np.arange(rows), np.ones((rows, 4), np.float32)
+    one = ArrayTable("emb", keys, values, slots={"Adam": values, "rowwise": values[:, :1]})
+    below = ArrayTable("emb/item", keys[:2], values[:2])  # its rows alone tell that it is no slot of 'emb'
+    tables, told = [one, below][: 1 + bool(rows)], []
+    for dry_run in (True, False):
+        account = write_tables(tables, tmp_path / "out", "tfplus", options=WriteOptions(dry_run=dry_run))
+        told.append([(table.changes, table.losses) for table in account.tables])
+    assert told[0] == told[1]
+    assert told[0][0][0][0].startswith("slots rowwise go by other names there, or are tables of their own")
+    for dry_run in (True, False):
+        with pytest.raises(BadInputError, match="it would read it back under another name; nothing was written"):
+            write_tables(
+                [ArrayTable("emb/part_0", keys, values)],
+                tmp_path / "other",
+                "tfplus",
+                options=WriteOptions(dry_run=dry_run),
+            )
+
+
 def test_frequencies_that_a_type_cuts_are_counted(tmp_path: Path) -> None:
     freqs = np.arange(20) * 1000
     within = write_tables([table(freqs=freqs)], tmp_path / "a", "tfplugin")
