@@ -241,7 +241,7 @@ def _check_comparable(
 def _check_beginnings(
     plan: _Plan, output: str | os.PathLike[str], options: WriteOptions, verify: bool
 ) -> list[list[str]]:
-    """Raise what the dialect refuses of the tables, such as a name, by letting it write them without rows.
+    """Raise what the dialect refuses, such as a name or a type, by letting it write all of it without rows.
 
     Return what goes by another name there, of each table.
     """
@@ -258,6 +258,8 @@ def _check_beginnings(
             writer.plan(schemas)
             for schema in schemas:
                 writer.table(schema, lambda: iter(())).close()
+            for variable in plan.variables[: plan.account.variables]:  # without the bookkeeping
+                writer.variable(dataclasses.replace(variable, shape=(0, *variable.shape[1:]), bytes=0), [])
         written = _Written(plan.account.output, nowhere, dialect, options.memory)
         return [_renamed_without_rows(schema, written, schemas) for schema in schemas]
 

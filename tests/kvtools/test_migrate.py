@@ -142,6 +142,21 @@ def test_a_dry_run_tells_what_goes_by_another_name(tmp_path: Path, rows: int) ->
             )
 
 
+def test_a_dry_run_refuses_a_dense_variable_of_a_type_that_the_dialect_has_not(
+    tmp_path: Path, sample_path: Path
+) -> None:
+    variable = VariableSchema("word", "string", (), 1)
+    words = lambda _: iter([np.array(b"a", object)])  # noqa: E731
+    beside = dataclasses.replace(
+        open_checkpoint(sample_path), variables=(variable,), bookkeeping=(), read_variable=words
+    )
+    for dry_run in (True, False):
+        options = WriteOptions(dry_run=dry_run)
+        with pytest.raises(BadInputError, match="writing dense variable 'word' as torch: it is string"):
+            write_tables([table()], tmp_path / "out.pt", "torch", beside=beside, options=options)
+        write_tables([table()], tmp_path / f"out{dry_run}.h5", "hdf5", beside=beside, options=options)
+
+
 def test_frequencies_that_a_type_cuts_are_counted(tmp_path: Path) -> None:
     freqs = np.arange(20) * 1000
     within = write_tables([table(freqs=freqs)], tmp_path / "a", "tfplugin")
