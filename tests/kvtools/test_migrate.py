@@ -215,6 +215,13 @@ def test_versions_of_days_become_seconds(tmp_path: Path) -> None:
     assert chunk.versions is not None and set(chunk.versions.tolist()) == {19_000 * 86_400}
 
 
+@pytest.mark.parametrize("day", [24_856, 2**64 // 86_400])
+def test_days_whose_seconds_do_not_fit_are_an_error(tmp_path: Path, day: int) -> None:
+    """Also where they would not fit 64 bits."""
+    with pytest.raises(BadInputError, match=f"version {day * 86_400} does not fit int32"):
+        write_tables([table(n=2, versions=np.array([1, day]), version_unit="days")], tmp_path / "a", "tfra")
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_key_that_does_not_fit_is_named_and_nothing_is_written(tmp_path: Path, workers: int, parts: int) -> None:
