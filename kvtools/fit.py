@@ -113,22 +113,23 @@ class Fit:
             return None
         units = (self.source.version_unit, self.schema.version_unit)
         if units == ("days", "seconds"):
-            versions = versions.astype(np.int64) * _SECONDS_PER_DAY
-        elif units == ("seconds", "days"):
+            return self._integers(versions, self.schema.version_dtype, "version", times=_SECONDS_PER_DAY)
+        if units == ("seconds", "days"):
             versions = versions.astype(np.int64) // _SECONDS_PER_DAY
         return self._integers(versions, self.schema.version_dtype, "version")
 
-    def _integers(self, numbers: Array, dtype: str, what: str) -> Array:
-        if numbers.dtype == dtype:
+    def _integers(self, numbers: Array, dtype: str, what: str, *, times: int = 1) -> Array:
+        if numbers.dtype == dtype and times == 1:
             return numbers
         wanted = np.iinfo(dtype)
-        if len(numbers) and not (wanted.min <= int(numbers.min()) and int(numbers.max()) <= wanted.max):
-            worst = int(numbers.min()) if int(numbers.min()) < wanted.min else int(numbers.max())
+        least, largest = (int(numbers.min()) * times, int(numbers.max()) * times) if len(numbers) else (0, 0)
+        if not (wanted.min <= least and largest <= wanted.max):
+            worst = least if least < wanted.min else largest
             raise BadInputError(
                 f"writing table '{self.source.name}' as {self.schema.dialect}: {what} {worst} does not fit {dtype},"
                 f" expected {wanted.min} to {wanted.max}; drop such rows, or write another dialect"
             )
-        return numbers.astype(dtype)
+        return (numbers if times == 1 else numbers.astype(np.int64) * times).astype(dtype)
 
 
 def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> Fit:

@@ -206,10 +206,10 @@ def write_tables(
         return accounts
 
     if options.dry_run:
-        _check_beginnings(plan, output, options, verify)
+        renamed = _check_beginnings(plan, output, options, verify)
         nothing = DroppingWriter(keys_once=dialect.holds.keys_once, memory=options.memory)
         with started(engine), nothing as nowhere:
-            account = dataclasses.replace(plan.account, tables=tuple(map(_only_read, fill(nowhere))))
+            account = dataclasses.replace(plan.account, tables=tuple(map(_only_read, fill(nowhere), renamed)))
         if strict:
             _check_lossless(account)
         return account
@@ -238,26 +238,47 @@ def _check_comparable(
         )
 
 
-def _check_beginnings(plan: _Plan, output: str | os.PathLike[str], options: WriteOptions, verify: bool) -> None:
-    """Raise what the dialect's writer refuses of the tables, such as a name, by letting it write them without rows."""
+def _check_beginnings(
+    plan: _Plan, output: str | os.PathLike[str], options: WriteOptions, verify: bool
+) -> list[list[str]]:
+    """Raise what the dialect refuses, such as a name or a type, by letting it write all of it without rows.
+
+    Return what goes by another name there, of each table.
+    """
     dialect = plan.dialect
     assert dialect.write is not None
     if dialect.output_kind(str(output)) == "url":
-        return  # nothing may be begun there
+        return [[] for _ in plan.fits]  # nothing may be begun there
     schemas = [
         dataclasses.replace(fitted.schema, part_rows=(0,) * fitted.schema.parts, extras=()) for fitted in plan.fits
     ]
-    with _staging(str(output), dialect, options) as nowhere, dialect.write(nowhere, options) as writer:
-        _check_comparable(output, writer, options, verify)
-        writer.plan(schemas)
-        for schema in schemas:
-            writer.table(schema, lambda: iter(())).close()
+    with _staging(str(output), dialect, options) as nowhere:
+        with dialect.write(nowhere, options) as writer:
+            _check_comparable(output, writer, options, verify)
+            writer.plan(schemas)
+            for schema in schemas:
+                writer.table(schema, lambda: iter(())).close()
+            for variable in plan.variables[: plan.account.variables]:  # without the bookkeeping
+                writer.variable(dataclasses.replace(variable, shape=(0, *variable.shape[1:]), bytes=0), [])
+        written = _Written(plan.account.output, nowhere, dialect, options.memory)
+        return [_renamed_without_rows(schema, written, schemas) for schema in schemas]
 
 
-def _only_read(account: TableAccount) -> TableAccount:
+def _renamed_without_rows(schema: TableSchema, written: _Written, others: Sequence[TableSchema]) -> list[str]:
+    """Return what of a table that was written without rows goes by another name there."""
+    name, checkpoint = written.find(schema)
+    if name is not None:
+        return _renamed(schema, checkpoint.tables[name], name)
+    # What is not there may be told apart by its rows or by the arrays beside them.
+    if schema.name not in checkpoint.broken and not any(schema.name.startswith(f"{other.name}/") for other in others):
+        written.table(schema)
+    return []
+
+
+def _only_read(account: TableAccount, renamed: Sequence[str]) -> TableAccount:
     """Return what is said of a table of which nothing was written."""
     checks = tuple(_READ.get(check, check) for check in account.checks)
-    return dataclasses.replace(account, checks=checks)
+    return dataclasses.replace(account, checks=checks, changes=(*account.changes, *renamed))
 
 
 class _Written:
@@ -276,28 +297,32 @@ class _Written:
         Raises:
             BadInputError: the dialect reads it back as something else.
         """
-        dialect = self._dialect
+        name, checkpoint = self.find(schema)
+        if name is None:
+            there = checkpoint.broken.get(schema.name)
+            reason = f"it cannot be read back: {there}" if there else "it would read it back under another name"
+            undone = "delete it there" if self._dialect.output_kind(self._output) == "url" else "nothing was written"
+            advice = "write another dialect" if there else "rename it first, see `kvtools rename`"
+            raise BadInputError(
+                f"writing table '{schema.name}' of '{self._output}' as {self._dialect.name}: {reason}; {undone},"
+                f" {advice}"
+            )
+        return checkpoint.tables[name], name
+
+    def find(self, schema: TableSchema) -> tuple[str | None, Checkpoint]:
+        """Return the name that a table goes by there, None if it is not found, and the checkpoint."""
         told = OpenOptions(
-            dialect.name,
+            self._dialect.name,
             schema.key_dtype,
             schema.value_dtype,
-            None if schema.rows or dialect.holds.empty_dim else schema.dim,
+            None if schema.rows or self._dialect.holds.empty_dim else schema.dim,
             self._memory,
             lenient=True,
             increments=True,
         )
         checkpoint, flattened = self._open(told)
         alike = flattened.get(schema.name.replace("/", "_"), [])
-        name = schema.name if schema.name in checkpoint.tables else alike[0] if len(alike) == 1 else None
-        if name is None:
-            there = checkpoint.broken.get(schema.name)
-            reason = f"it cannot be read back: {there}" if there else "it would read it back under another name"
-            undone = "delete it there" if dialect.output_kind(self._output) == "url" else "nothing was written"
-            advice = "write another dialect" if there else "rename it first, see `kvtools rename`"
-            raise BadInputError(
-                f"writing table '{schema.name}' of '{self._output}' as {dialect.name}: {reason}; {undone}, {advice}"
-            )
-        return checkpoint.tables[name], name
+        return schema.name if schema.name in checkpoint.tables else alike[0] if len(alike) == 1 else None, checkpoint
 
     def _open(self, told: OpenOptions) -> tuple[Checkpoint, dict[str, list[str]]]:
         if told not in self._opened:
@@ -314,28 +339,32 @@ def _look(account: Account, written: _Written, fits: Sequence[Fit]) -> Account:
     accounts = []
     for fitted, said in zip(fits, account.tables, strict=True):
         table, name = written.table(fitted.schema)
-        changes = list(said.changes)
-        if name != fitted.schema.name:
-            changes.append(f"its name is '{name}' there: the dialect has no '/' in names")
-        others = _slots_not_found(table, fitted)
-        if others:
-            changes.append(
-                f"slots {', '.join(others)} go by other names there, or are tables of their own: the dialect tells"
-                " slots by their names, see `kvtools rename`"
-            )
         if table.rows != said.rows_written:
             raise CheckFailedError(
                 f"writing table '{fitted.schema.name}' of '{account.output}': it would be read back with {table.rows}"
                 f" rows, expected {said.rows_written}; nothing was written, report this"
             )
-        accounts.append(dataclasses.replace(said, changes=tuple(changes)))
+        changes = (*said.changes, *_renamed(fitted.schema, table, name))
+        accounts.append(dataclasses.replace(said, changes=changes))
     return dataclasses.replace(account, tables=tuple(accounts))
 
 
-def _slots_not_found(table: TableReader, fitted: Fit) -> list[str]:
+def _renamed(schema: TableSchema, table: TableReader, name: str) -> list[str]:
+    """Return what of a table of this schema, which was opened again under `name`, goes by another name there."""
+    renamed = [] if name == schema.name else [f"its name is '{name}' there: the dialect has no '/' in names"]
+    others = _slots_not_found(table, schema)
+    if others:
+        renamed.append(
+            f"slots {', '.join(others)} go by other names there, or are tables of their own: the dialect tells slots by"
+            " their names, see `kvtools rename`"
+        )
+    return renamed
+
+
+def _slots_not_found(table: TableReader, schema: TableSchema) -> list[str]:
     """Return the slots that were written and that the dialect does not take for slots of the table when it reads it."""
     there = set(table.slots)
-    return [slot.name for slot in fitted.schema.slots if slot.name not in there]
+    return [slot.name for slot in schema.slots if slot.name not in there]
 
 
 def _verify(
@@ -359,7 +388,7 @@ def _verify(
                 progress(f"{name} again", done, total)
 
         written, _ = opened.table(fitted.schema)
-        others = _slots_not_found(written, fitted)
+        others = _slots_not_found(written, fitted.schema)
         if others:
             raise CheckFailedError(
                 f"verifying table '{name}' of '{account.output}': slots {', '.join(others)} would not be read back as"

@@ -188,7 +188,7 @@ def _checksum(column: Any) -> int:
     return extend(0, np.ascontiguousarray(numpy_numbers(numbers)).view(np.uint8))
 
 
-_FORM = InputFormat(NAME, "Arrow", "CRC-32C", SUFFIXES, ArrowInput)
+_FORM = InputFormat(NAME, "Arrow", "CRC-32C", SUFFIXES, ArrowInput, keeps_contents=False)
 
 DIALECT = Dialect(
     name=NAME,

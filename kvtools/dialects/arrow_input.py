@@ -54,7 +54,8 @@ class BatchInput(ABC):
 class InputFormat:
     """How files of one format are found and opened, and what `checksums` the columns of ours have.
 
-    The text that `open` is given begins its messages.
+    The text that `open` is given begins its messages. `keeps_contents`: a program that reads a file of ours and writes
+    another may carry along what its end tells.
     """
 
     name: str
@@ -62,6 +63,7 @@ class InputFormat:
     checksums: str
     suffixes: tuple[str, ...]
     open: Callable[[Path, str, OpenOptions], BatchInput]
+    keeps_contents: bool
 
 
 def has_files(source: Source, suffixes: tuple[str, ...], magic: bytes) -> bool:
@@ -160,10 +162,16 @@ def _described(found: BatchInput, form: InputFormat, doing: str) -> TableSchema 
     if extend(0, text) != found.contents.table_crc:
         raise CorruptFileError(f"{doing}: checksum mismatch in its description; the file is damaged, copy it again")
     schema = table_schema(text, form.name, doing)
-    if [rows for _, rows, _ in found.contents.batches] != list(found.batch_rows):
-        return None
     expected = [(column.name, column.type) for column in arrow_schema(schema, ALL_COLUMNS)]
-    return schema if [(column.name, column.type) for column in found.schema] == expected else None
+    if [rows for _, rows, _ in found.contents.batches] == list(found.batch_rows) and expected == [
+        (column.name, column.type) for column in found.schema
+    ]:
+        return schema
+    if not form.keeps_contents:
+        raise CorruptFileError(
+            f"{doing}: its columns are not those of its description; the file is damaged, copy it again from its source"
+        )
+    return None
 
 
 def _our_table(members: list[tuple[TableSchema, BatchInput]], form: InputFormat, notes: Sequence[str]) -> TableReader:

@@ -263,9 +263,9 @@ def inferred_tables(
     """Return the tables that a stranger's arrays seem to be, and the names of the arrays that they are made of.
 
     Arrays that are called `keys` and `values`, or `<table>.keys` and `<table>.values`, make a table; so do `ids`,
-    `weights`, `embeddings` and the like. Where there are none, each matrix of numbers is a table whose keys are its
-    row numbers, or those that `matrices` chooses by name; `slots` are the optimizer slots of such. The notes of a table
-    say what was taken for what.
+    `weights`, `embeddings` and the like; matrices that are called `<table>.slot.<slot>` are slots of it. Where there
+    are none, each matrix of numbers is a table whose keys are its row numbers, or those that `matrices` chooses by
+    name; `slots` are the optimizer slots of such. The notes of a table say what was taken for what.
 
     Raises:
         BadInputError: arrays that are called so and are no keys and rows; or no array that could be a table.
@@ -331,7 +331,16 @@ def _inferred(
                 notes.append(f"{kind} are array '{names[kind]}', by its name")
             else:
                 notes.append(f"array '{names[kind]}' was left out: it is {_shape(column)}, expected a count per key")
-    part = Part(keys.rows, keys, values, {}, counters.get("freqs"), counters.get("versions"))
+    start = f"{table}.slot."
+    slots = {
+        name.removeprefix(start): column
+        for name, column in columns.items()
+        if len(name) > len(start) and name.startswith(start) and is_matrix(column) and column.rows == keys.rows
+    }
+    if slots:
+        used |= {start + slot for slot in slots}
+        notes.append(f"slots are arrays '{start}<slot>', by their names: {', '.join(slots)}")
+    part = Part(keys.rows, keys, values, slots, counters.get("freqs"), counters.get("versions"))
     return _table(table, part, tuple(notes), container)
 
 

@@ -43,7 +43,7 @@ from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.raw_output import RawTableWriter, crc32
 from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
-from kvtools.dialects.zip_archive import Archive, Member, data_offset, zip_errors
+from kvtools.dialects.zip_archive import Archive, Member, data_offset, opened, zip_errors
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
 from kvtools.remote.stored import for_library, open_binary
 
@@ -134,7 +134,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     path = source.path
     doing = f"opening '{path}'"
     with zip_errors(doing):
-        archive = zipfile.ZipFile(for_library(path))  # its columns read from it as long as they live
+        archive = opened(for_library(path))  # its columns read from it as long as they live
     columns: dict[str, Column] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     refused: dict[str, KvtoolsError] = {}

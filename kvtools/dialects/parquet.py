@@ -159,7 +159,7 @@ def writer(staging: str, options: WriteOptions) -> BatchWriter:
     return BatchWriter(staging, BatchFormat("Parquet", SUFFIXES[0], _ROW_GROUP_BYTES, ParquetFile, options))
 
 
-_FORM = InputFormat(NAME, "Parquet", "CRC-32", SUFFIXES, ParquetInput)
+_FORM = InputFormat(NAME, "Parquet", "CRC-32", SUFFIXES, ParquetInput, keeps_contents=True)
 
 DIALECT = Dialect(
     name=NAME,

@@ -25,7 +25,7 @@ from kvtools.dialects.named_columns import ConvertedColumn
 from kvtools.dialects.raw_output import crc32
 from kvtools.dialects.schema import numpy_dtype
 from kvtools.dialects.tensor_pickle import Known, load
-from kvtools.dialects.zip_archive import data_offset, zip_errors
+from kvtools.dialects.zip_archive import data_offset, opened, zip_errors
 from kvtools.errors import BadInputError
 from kvtools.remote.stored import for_library, open_binary
 
@@ -255,7 +255,7 @@ def read_archive(path: Path, start: int = 0, size: int | None = None) -> Any:
     doing = f"opening '{path}'" if size is None else f"opening the tensor at byte {start} of '{path}'"
     with zip_errors(doing), open_binary(path) as file:
         size = path.stat().st_size - start if size is None else size
-        with zipfile.ZipFile(_Part(file, start, size)) as archive:
+        with opened(_Part(file, start, size)) as archive:
             members = {info.filename: info for info in archive.infolist()}
             top = next((name.removesuffix(PICKLE) for name in members if name.endswith(f"/{PICKLE}")), None)
             if top is None:
@@ -315,7 +315,7 @@ def read_extra(path: Path, name: str) -> bytes | None:
         BadInputError: the file cannot be read.
         CorruptFileError: the archive is damaged.
     """
-    with zip_errors(f"opening '{path}'"), zipfile.ZipFile(for_library(path)) as archive:
+    with zip_errors(f"opening '{path}'"), opened(for_library(path)) as archive:
         found = next((info for info in archive.infolist() if info.filename.partition("/")[2] == name), None)
         if found is None or found.compress_type != zipfile.ZIP_STORED or found.file_size > path.stat().st_size:
             return None

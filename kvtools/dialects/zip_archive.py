@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,10 @@ from kvtools.remote.stored import open_binary
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _CENTRAL_HEADER = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR_BYTES = 20
+"""What stands between the two ends, where an archive has both."""
 _ALIGNMENT = 64
 _ALIGNMENT_EXTRA = 0xD935  # the id under which Android's zipalign pads
 _UTF8 = 0x800
@@ -51,6 +56,40 @@ def zip_errors(doing: str) -> Iterator[None]:
     ) as error:
         reason = str(error)[:200]  # some hold the bytes of a header
         raise CorruptFileError(f"{doing}: {reason}; the archive is damaged, copy it again from its source") from error
+
+
+def opened(file: Any) -> zipfile.ZipFile:
+    """Open an archive of which no member is missing: its directory, which has no checksum, is compared with the rest.
+
+    Raises:
+        zipfile.BadZipFile: its end counts other members, or one is called otherwise where it lies.
+    """
+    archive = zipfile.ZipFile(file)
+    try:
+        _check_directory(archive)
+    except BaseException:
+        archive.close()
+        raise
+    return archive
+
+
+def _check_directory(archive: zipfile.ZipFile) -> None:
+    file, members = archive.fp, archive.infolist()
+    assert file is not None
+    end = file.seek(0, os.SEEK_END) - len(archive.comment) - _END.size
+    file.seek(max(0, end - _LOCATOR_BYTES - _END64.size))
+    tail = file.read(min(end, _LOCATOR_BYTES + _END64.size) + _END.size)
+    count = _END.unpack(tail[-_END.size :])[4]
+    if count == 0xFFFF and tail.startswith(b"PK\x06\x06"):
+        count = _END64.unpack(tail[: _END64.size])[7]
+    if count != len(members):
+        raise zipfile.BadZipFile(f"its directory has {len(members)} members, expected {count}")
+    for info in members:
+        file.seek(info.header_offset)
+        *_, name_bytes, _ = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+        name = file.read(name_bytes).decode("utf-8" if info.flag_bits & _UTF8 else "cp437", "replace")
+        if name != info.orig_filename:
+            raise zipfile.BadZipFile(f"member '{info.filename[:80]}' is called '{name[:80]}' where it lies")
 
 
 def data_offset(path: Path, info: zipfile.ZipInfo, doing: str, start: int = 0) -> int:

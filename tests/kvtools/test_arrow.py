@@ -80,3 +80,14 @@ def test_a_pyarrow_that_refuses_the_numpy_is_not_said_to_be_missing(
     monkeypatch.delitem(sys.modules, "pyarrow")
     with pytest.raises(MissingDependencyError, match=r"cannot be imported: .* found 1\.26\.4; .*'pyarrow<25'"):
         import_pyarrow("reading")
+
+
+@pytest.mark.parametrize("column", ["version", "slot_Adam.m", "freq"])
+def test_a_damaged_name_of_a_column_is_no_column_of_others(tmp_path: Path, column: str) -> None:
+    counters = {"freqs": np.arange(50), "versions": np.arange(50)}
+    write([ArrayTable("emb", KEYS, VALUES, slots={"Adam.m": VALUES}, **counters)], tmp_path / "emb.arrow", "arrow")
+    data = bytearray((tmp_path / "emb.arrow").read_bytes())
+    data[data.rindex(column.encode() + b"\0")] ^= 1
+    (tmp_path / "emb.arrow").write_bytes(data)
+    with pytest.raises(CorruptFileError, match=r"emb\.arrow.*not those of its description; the file is damaged"):
+        open_checkpoint(tmp_path / "emb.arrow")

@@ -121,6 +121,42 @@ def test_strict_refuses_what_would_be_lost(tmp_path: Path, sample_path: Path) ->
     assert [file.name for file in tmp_path.iterdir()] == ["sample"]
 
 
+@pytest.mark.parametrize("rows", [0, 5])
+def test_a_dry_run_tells_what_goes_by_another_name(tmp_path: Path, rows: int) -> None:
+    keys, values = np.arange(rows), np.ones((rows, 4), np.float32)
+    one = ArrayTable("emb", keys, values, slots={"Adam": values, "rowwise": values[:, :1]})
+    below = ArrayTable("emb/item", keys[:2], values[:2])  # its rows alone tell that it is no slot of 'emb'
+    tables, told = [one, below][: 1 + bool(rows)], []
+    for dry_run in (True, False):
+        account = write_tables(tables, tmp_path / "out", "tfplus", options=WriteOptions(dry_run=dry_run))
+        told.append([(table.changes, table.losses) for table in account.tables])
+    assert told[0] == told[1]
+    assert told[0][0][0][0].startswith("slots rowwise go by other names there, or are tables of their own")
+    for dry_run in (True, False):
+        with pytest.raises(BadInputError, match="it would read it back under another name; nothing was written"):
+            write_tables(
+                [ArrayTable("emb/part_0", keys, values)],
+                tmp_path / "other",
+                "tfplus",
+                options=WriteOptions(dry_run=dry_run),
+            )
+
+
+def test_a_dry_run_refuses_a_dense_variable_of_a_type_that_the_dialect_has_not(
+    tmp_path: Path, sample_path: Path
+) -> None:
+    variable = VariableSchema("word", "string", (), 1)
+    words = lambda _: iter([np.array(b"a", object)])  # noqa: E731
+    beside = dataclasses.replace(
+        open_checkpoint(sample_path), variables=(variable,), bookkeeping=(), read_variable=words
+    )
+    for dry_run in (True, False):
+        options = WriteOptions(dry_run=dry_run)
+        with pytest.raises(BadInputError, match="writing dense variable 'word' as torch: it is string"):
+            write_tables([table()], tmp_path / "out.pt", "torch", beside=beside, options=options)
+        write_tables([table()], tmp_path / f"out{dry_run}.h5", "hdf5", beside=beside, options=options)
+
+
 def test_frequencies_that_a_type_cuts_are_counted(tmp_path: Path) -> None:
     freqs = np.arange(20) * 1000
     within = write_tables([table(freqs=freqs)], tmp_path / "a", "tfplugin")
@@ -177,6 +213,13 @@ def test_versions_of_days_become_seconds(tmp_path: Path) -> None:
     assert account.tables[0].changes == ("versions were days, are seconds",)
     (chunk,) = open_checkpoint(tmp_path / "a").table("emb").chunks()
     assert chunk.versions is not None and set(chunk.versions.tolist()) == {19_000 * 86_400}
+
+
+@pytest.mark.parametrize("day", [24_856, 2**64 // 86_400])
+def test_days_whose_seconds_do_not_fit_are_an_error(tmp_path: Path, day: int) -> None:
+    """Also where they would not fit 64 bits."""
+    with pytest.raises(BadInputError, match=f"version {day * 86_400} does not fit int32"):
+        write_tables([table(n=2, versions=np.array([1, day]), version_unit="days")], tmp_path / "a", "tfra")
 
 
 @pytest.mark.parametrize("workers", [1, 3])

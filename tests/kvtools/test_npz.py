@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import struct
@@ -162,6 +163,18 @@ class TestStrangers:
         assert (table.schema.freq_dtype, table.schema.version_dtype) == ("int64", None)
         assert "'versions' was left out" in table.schema.notes[-1]
 
+    def test_slots_by_their_names(self, tmp_path: Path, make_table: Make, same_rows: Same) -> None:
+        """As in what kvtools wrote, once NumPy has saved it again, without the description."""
+        source = make_table("scope/emb", rows=20, dim=4, slots=("Adam.m", "accum"), slot_width=1)
+        write_tables([source], tmp_path / "a.npz", "npz")
+        with np.load(tmp_path / "a.npz") as archive:
+            arrays = {name: archive[name] for name in archive.files if name != "kvtools"}
+        np.savez(tmp_path / "b.npz", **arrays, **{"scope/emb.slot.short": np.ones((19, 4))})
+        checkpoint = open_checkpoint(tmp_path / "b.npz")
+        same_rows(checkpoint.table("scope/emb"), source, rows=7)
+        assert "by their names: Adam.m, accum" in checkpoint.table("scope/emb").schema.notes[-1]
+        assert [variable.name for variable in checkpoint.variables] == ["scope/emb.slot.short"]
+
     def test_a_matrix_is_looked_up_by_row_number(self, tmp_path: Path) -> None:
         matrix = np.arange(12, dtype=np.float32).reshape(4, 3)
         np.savez(tmp_path / "a.npz", emb=matrix, bias=np.ones(3))
@@ -239,6 +252,18 @@ class TestRefused:
                 archive.write_bytes(bytes(damaged))
                 with pytest.raises(CorruptFileError, match="emb"):
                     self.read_all(archive)
+
+    def test_any_flipped_byte_of_the_directory_is_found_or_harmless(self, archive: Path) -> None:
+        whole = archive.read_bytes()
+        before = open_checkpoint(archive).table("emb").schema
+        with zipfile.ZipFile(archive) as opened:
+            begin = opened.start_dir
+        for at in range(begin, len(whole)):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << at % 8
+            archive.write_bytes(damaged)
+            with contextlib.suppress(BadInputError):
+                assert open_checkpoint(archive).table("emb").schema == before, at
 
     @pytest.mark.parametrize("keep", [0, 3, 100, 0.5, 0.99, -1])
     def test_truncated(self, archive: Path, keep: float) -> None:

@@ -180,6 +180,14 @@ class TestWritten:
         with pytest.raises(CorruptFileError, match="checksum mismatch"):
             list(open_checkpoint(tmp_path / "a.pt").table("emb").chunks())
 
+    def test_a_directory_that_names_another_member_is_refused(self, tmp_path: Path, make_table: Make) -> None:
+        write_tables([make_table("emb", rows=10)], tmp_path / "a.pt", "torch")
+        data = bytearray((tmp_path / "a.pt").read_bytes())
+        data[data.rindex(b"kvtools.json")] ^= 1
+        (tmp_path / "a.pt").write_bytes(data)
+        with pytest.raises(CorruptFileError, match=r"jvtools\.json' is called .* where it lies; .* damaged"):
+            open_checkpoint(tmp_path / "a.pt")
+
     def test_pytorch_opens_it(self, tmp_path: Path) -> None:
         torch = pytest.importorskip("torch", reason="PyTorch is not installed")
         tables = [round_trip.table(f"{key}/{value}", 23, 3, key, value) for key, value in round_trip.TYPES[::3]]
