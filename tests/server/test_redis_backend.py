@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -345,6 +348,33 @@ def test_a_cluster(tmp_path: Path) -> None:
         values, found = store.table("emb").lookup(keys)
         assert found.all() and (values == keys.astype(np.float32)[:, None]).all()
         expect(store, "emb", [-5, 5], [0, 5], [False, True])
+    finally:
+        cluster.stop()
+
+
+def is_answered(store: RedisStore, keys: Any) -> bool:
+    with contextlib.suppress(RequestError):
+        return bool(store.table("emb").lookup(keys)[1].all())
+    return False
+
+
+def test_a_node_of_a_cluster_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_backend, "_SECONDS", 0.5)
+    monkeypatch.setattr(redis_backend, "_RESTS", 0.05)
+    cluster = Cluster(tmp_path)
+    try:
+        url = f"redis+cluster://127.0.0.1:{cluster.ports[0]}"
+        write(url, table("emb", range(30_000), dim=256))
+        store = RedisStore(url)
+        keys = np.arange(2000)  # in all buckets, of which each node has some
+        assert store.table("emb").lookup(keys)[1].all()
+        os.kill(cluster.nodes[1].process.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(RequestError, match="does not answer"):
+            store.table("emb").lookup(keys)
+        assert time.monotonic() - began < 2, "each bucket was asked for by itself"
+        os.kill(cluster.nodes[1].process.pid, signal.SIGCONT)
+        wait_until(lambda: is_answered(store, keys), "the node answers again")
     finally:
         cluster.stop()
 
