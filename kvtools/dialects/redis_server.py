@@ -178,8 +178,7 @@ def _primary(place: Place, settings: dict[str, Any]) -> Any:
     options = {**parse_url(place.url), **settings}
     first = (options.pop("host", "localhost"), options.pop("port", 26379))
     password = options.pop("sentinel_password", None)
-    asking = {name: value for name, value in settings.items() if name.startswith("socket")}
-    sentinels = Sentinel([first, *place.sentinels], sentinel_kwargs={"password": password, **asking})
+    sentinels = Sentinel([first, *place.sentinels], sentinel_kwargs={"password": password, **settings})
     return sentinels.master_for(place.service, **options)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -352,12 +351,6 @@ def test_a_cluster(tmp_path: Path) -> None:
         cluster.stop()
 
 
-def is_answered(store: RedisStore, keys: Any) -> bool:
-    with contextlib.suppress(RequestError):
-        return bool(store.table("emb").lookup(keys)[1].all())
-    return False
-
-
 def test_a_node_of_a_cluster_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_backend, "_SECONDS", 0.5)
     monkeypatch.setattr(redis_backend, "_RESTS", 0.05)
@@ -374,7 +367,9 @@ def test_a_node_of_a_cluster_that_hangs_is_waited_for_once(tmp_path: Path, monke
             store.table("emb").lookup(keys)
         assert time.monotonic() - began < 2, "each bucket was asked for by itself"
         os.kill(cluster.nodes[1].process.pid, signal.SIGCONT)
-        wait_until(lambda: is_answered(store, keys), "the node answers again")
+        cluster.wait()
+        until_answered(store)
+        assert store.table("emb").lookup(keys)[1].all()
     finally:
         cluster.stop()
 
@@ -430,6 +425,11 @@ def test_the_primary_that_a_sentinel_knows(tmp_path: Path, monkeypatch: pytest.M
         first.stop()
         until_answered(store)
         expect(store, "emb", [3, 99], [3, 0], [True, False])
+        guarded.stop()
+        began = time.monotonic()
+        with pytest.raises(RequestError, match="does not answer"):
+            store.table("emb").lookup(np.arange(3))
+        assert time.monotonic() - began < 0.5, "a sentinel that is gone was asked again and again"
     finally:
         guarded.stop()
     with pytest.raises(UsageError, match=r"expected the name of the service, as in \?service="):
