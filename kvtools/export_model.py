@@ -74,7 +74,7 @@ from kvtools.stock_model.meta_graph import (
 from kvtools.stock_model.objects import object_prefixes
 from kvtools.stock_model.older_tensorflow import OLDEST, not_in_oldest
 from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
-from kvtools.stock_model.restores import restore_what_is_served
+from kvtools.stock_model.restores import read_what_is_restored, restore_what_is_served
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from kvtools.stock_model.table import StockTable
@@ -421,6 +421,11 @@ class TrainedModel:
             if graph is None and not any(meta.objects for meta in decoded):
                 tensors = frozenset().union(*map(restore_what_is_served, decoded))
                 self._graphs = [meta.encode() for meta in decoded]
+            elif graph is None:
+                self._graphs = [
+                    meta.encode() if read_what_is_restored(meta) else data
+                    for meta, data in zip(decoded, self._graphs, strict=True)
+                ]
         except OSError as error:
             raise BadInputError(f"reading '{self._file}': {error.strerror or error}") from error
         except DAMAGED as error:

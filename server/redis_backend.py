@@ -144,7 +144,8 @@ class RedisBackend:
         for last in (False, True):
             try:
                 whole = (of_one_moment or self._followed) and not self._cluster and len(commands) > 1
-                return run(self._client, commands, f"looking up in '{self.place.shown}'", transaction=whole)
+                doing = f"looking up in '{self.place.shown}'"
+                return run(self._client, commands, doing, transaction=whole, wait_once=True)
             except KvtoolsError as error:
                 refused = is_refusal(error)
                 if not (refused or last or time.monotonic() - began > _AT_ONCE):

@@ -7,9 +7,11 @@ a SavedModel holds no table that can be served without it.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -298,10 +300,17 @@ def _codes(errors: Any) -> dict[str, int]:
 
 def _import_tensorflow(path: Path) -> Any:
     expect_many_threads()
+    is_first = "tensorflow" not in sys.modules
     try:
-        return import_quietly("tensorflow")[0]
+        tensorflow = import_quietly("tensorflow")[0]
     except ImportError as error:
         raise MissingDependencyError(
             f"serving '{path}': a SavedModel without tables is run by TensorFlow, which cannot be imported"
             f" ({one_line(str(error))}); run `pip install 'kvtools[tensorflow]'`"
         ) from error
+    # The objects of a graph hold one another, so a model that was let go lies in memory until Python looks at all that
+    # there are; by itself it does so once a quarter of them are new, and those of TensorFlow are very many.
+    if is_first:
+        gc.freeze()  # they stay, and need not be looked at
+    gc.collect()
+    return tensorflow

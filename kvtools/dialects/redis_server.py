@@ -178,8 +178,7 @@ def _primary(place: Place, settings: dict[str, Any]) -> Any:
     options = {**parse_url(place.url), **settings}
     first = (options.pop("host", "localhost"), options.pop("port", 26379))
     password = options.pop("sentinel_password", None)
-    asking = {name: value for name, value in settings.items() if name.startswith("socket")}
-    sentinels = Sentinel([first, *place.sentinels], sentinel_kwargs={"password": password, **asking})
+    sentinels = Sentinel([first, *place.sentinels], sentinel_kwargs={"password": password, **settings})
     return sentinels.master_for(place.service, **options)
 
 
@@ -235,8 +234,11 @@ def run(
     kind: type[KvtoolsError] = BadInputError,
     *,
     transaction: bool = False,
+    wait_once: bool = False,
 ) -> list[Any]:
     """Send commands at once and return their replies, in order; in a `transaction` they are of one moment.
+
+    redis-py waits for a node of a cluster that does not answer once for each command; with `wait_once` once for all.
 
     A server that has begun again, and one that has become the primary, has no scripts: they are loaded, and the
     commands that wanted them, which have done nothing, are sent once more (but in a transaction).
@@ -245,7 +247,8 @@ def run(
 
     commands = list(commands)
     with redis_errors(doing, kind):
-        replies = _send(client, commands, transaction)
+        to_nodes = wait_once and type(client).__name__ == "RedisCluster"
+        replies = _send_to_nodes(client, commands) if to_nodes else _send(client, commands, transaction)
         if not transaction and (left := [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]):
             _load_scripts(client)
             for i, reply in zip(left, _send(client, [commands[i] for i in left], transaction), strict=True):
@@ -261,6 +264,25 @@ def _send(client: Any, commands: Sequence[Sequence[Any]], transaction: bool) -> 
     for command in commands:
         pipeline.execute_command(*command)
     replies: list[Any] = pipeline.execute(raise_on_error=False)
+    return replies
+
+
+def _send_to_nodes(client: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    """Send commands to all nodes of a cluster at once, and those whose slot has moved once more.
+
+    A pipeline would send what a node has not answered once more, too, one command after the other.
+    """
+    from redis.cluster import PipelineCommand
+    from redis.exceptions import AskError, ConnectionError, TimeoutError, TryAgainError
+
+    stack = [PipelineCommand(tuple(command), {}, at) for at, command in enumerate(commands)]
+    replies: list[Any] = client.pipeline().send_cluster_commands(stack, raise_on_error=False, allow_redirections=False)
+    if any(isinstance(reply, ConnectionError | TimeoutError) for reply in replies):
+        client.nodes_manager.initialize()  # another node may have taken over
+        return replies
+    for at, reply in enumerate(replies):
+        if isinstance(reply, AskError | TryAgainError):  # a MovedError is an AskError
+            replies[at] = client.execute_command(*commands[at])
     return replies
 
 

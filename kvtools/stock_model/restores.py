@@ -80,3 +80,29 @@ def restore_what_is_served(meta: MetaGraph) -> frozenset[str]:
         meta.graph.nodes.append(Node(_RESTORE, "NoOp", [f"^{writer}" for writer in writers.values()], {}))
         meta.saver = [(1, 2, blob(filename)), (2, 2, b""), (3, 2, blob(_RESTORE)), (7, 0, 2)]
     return frozenset(name for of in tensors.values() for name in of)
+
+
+def read_what_is_restored(meta: MetaGraph) -> bool:
+    """Have a graph read the copies of variables that it restores, in place of variables that it does not.
+
+    `tf.saved_model.save` of a model of Keras 3 saves each variable twice: the one that functions read, and a copy,
+    which is restored. Only the objects of `tf.saved_model.load` know that both are one; in a session, and so on a
+    server, the first has no value.
+
+    Returns:
+        Whether there were any.
+    """
+    nodes = {node.name: node for node in meta.graph.nodes}
+    restored = needed(meta.graph.nodes, [text(last(meta.saver, 3))])
+    copies: dict[str, str] = {}
+    for node in meta.graph.nodes:
+        if node.op != "AssignVariableOp":
+            continue
+        copy, value = map(node_of, node.data_inputs())
+        if copy in restored and value in nodes and nodes[value].op == "ReadVariableOp":
+            read = node_of(nodes[value].data_inputs()[0])
+            if read not in restored:
+                copies[read] = copy
+    for node in meta.graph.nodes:
+        node.inputs = [copies.get(source, source) for source in node.inputs]
+    return bool(copies)

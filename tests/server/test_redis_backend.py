@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -349,6 +351,29 @@ def test_a_cluster(tmp_path: Path) -> None:
         cluster.stop()
 
 
+def test_a_node_of_a_cluster_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_backend, "_SECONDS", 0.5)
+    monkeypatch.setattr(redis_backend, "_RESTS", 0.05)
+    cluster = Cluster(tmp_path)
+    try:
+        url = f"redis+cluster://127.0.0.1:{cluster.ports[0]}"
+        write(url, table("emb", range(30_000), dim=256))
+        store = RedisStore(url)
+        keys = np.arange(2000)  # in all buckets, of which each node has some
+        assert store.table("emb").lookup(keys)[1].all()
+        os.kill(cluster.nodes[1].process.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(RequestError, match="does not answer"):
+            store.table("emb").lookup(keys)
+        assert time.monotonic() - began < 2, "each bucket was asked for by itself"
+        os.kill(cluster.nodes[1].process.pid, signal.SIGCONT)
+        cluster.wait()
+        until_answered(store)
+        assert store.table("emb").lookup(keys)[1].all()
+    finally:
+        cluster.stop()
+
+
 def test_a_slot_that_moves_in_a_cluster(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     try:
@@ -400,6 +425,11 @@ def test_the_primary_that_a_sentinel_knows(tmp_path: Path, monkeypatch: pytest.M
         first.stop()
         until_answered(store)
         expect(store, "emb", [3, 99], [3, 0], [True, False])
+        guarded.stop()
+        began = time.monotonic()
+        with pytest.raises(RequestError, match="does not answer"):
+            store.table("emb").lookup(np.arange(3))
+        assert time.monotonic() - began < 0.5, "a sentinel that is gone was asked again and again"
     finally:
         guarded.stop()
     with pytest.raises(UsageError, match=r"expected the name of the service, as in \?service="):

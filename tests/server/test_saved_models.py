@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import re
 import shutil
@@ -455,6 +456,19 @@ def test_versions_of_whole_models_come_and_go(
 def warm(folder: Path, *records: bytes) -> Path:
     write_requests(folder / WARMUP_FILE, records)
     return folder
+
+
+def test_the_graph_of_a_model_that_was_let_go_is_gone_once_the_next_is_loaded(folder: Path) -> None:
+    gc.disable()
+    try:
+        store = SavedModelStore(folder)
+        graph = weakref.ref(store.signatures["serving_default"].graph._session.graph)
+        del store
+        assert graph() is not None, "its objects hold one another"
+        SavedModelStore(folder)
+        assert graph() is None
+    finally:
+        gc.enable()
 
 
 def test_warm_up_requests_are_answered_and_bad_ones_told(

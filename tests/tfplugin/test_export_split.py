@@ -228,14 +228,18 @@ def test_a_condition_in_a_graph_of_tensorflow_1(control_flow: str, tmp_path: Pat
         halved(tmp_path / "source", tmp_path / "halves")
 
 
-def test_a_model_of_keras(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["export", "save"])
+def test_a_model_of_keras(how: str, tmp_path: Path) -> None:
     inputs = tf.keras.Input([3], dtype="int64", name="ids")
     layer = tfplugin.dynamic_embedding.keras.layers.Embedding(4, name="rows")
     outputs = tf.keras.layers.Dense(2)(tf.keras.layers.Flatten()(layer(inputs)))
     keras = tf.keras.Model(inputs, outputs)
     keras.compile(tfplugin.dynamic_embedding.DynamicEmbeddingOptimizer(tf.keras.optimizers.Adam()), "mse")
     keras.fit(np.arange(30).reshape(10, 3), np.ones((10, 2)), verbose=0)
-    keras.export(str(tmp_path / "source"), verbose=False)
+    if how == "export":
+        keras.export(str(tmp_path / "source"), verbose=False)
+    else:
+        tf.saved_model.save(keras, str(tmp_path / "source"))
     halved(tmp_path / "source", tmp_path / "halves")
     model = SplitModel.read(tmp_path / "halves")
     source, dense = (tf.saved_model.load(str(path)) for path in (tmp_path / "source", model.dense))
