@@ -16,7 +16,42 @@ from tfplugin import shared_exchange
 from tfplugin.ops import raw
 
 
-class SingleRank:
+#: Horovod's launcher sets it in elastic runs.
+ELASTIC = "HOROVOD_ELASTIC"
+
+
+def is_elastic() -> bool:
+    """Whether this is a rank of an elastic run of Horovod, which goes on with others where ranks end or begin."""
+    return os.environ.get(ELASTIC, "0") != "0"
+
+
+class _World:
+    """The ranks from one ``hvd.init()`` to the next."""
+
+    has_ended = False
+
+    def __init__(self) -> None:
+        self._in_graphs: tf.Variable | None = None
+        if is_elastic():
+            with tf.init_scope():
+                if tf.executing_eagerly():
+                    self._in_graphs = tf.Variable(False, trainable=False, name="ranks_have_changed")
+
+    def end(self) -> None:
+        """There are other ranks now, and what was made for these is theirs no longer."""
+        self.has_ended = True
+        if self._in_graphs is not None:
+            self._in_graphs.assign(True)
+
+    def refusal(self) -> tuple[tf.Tensor, str] | None:
+        """What lookups of these ranks refuse when they are run, also by functions that were traced for them.
+
+        Whether they have ended, and the message; None where they cannot.
+        """
+        return None if self._in_graphs is None else (self._in_graphs.read_value(), CHANGED)
+
+
+class SingleRank(_World):
     """One process: nothing is sent anywhere."""
 
     rank = 0
@@ -37,10 +72,11 @@ class SingleRank:
         return [values]
 
 
-class HorovodRanks:
+class HorovodRanks(_World):
     """The processes that ``horovodrun`` started."""
 
     def __init__(self, hvd: Any) -> None:
+        super().__init__()
         self._hvd = hvd
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
@@ -60,9 +96,14 @@ class HorovodRanks:
             )
 
     def connect(self) -> None:
-        """Has the ranks share memory where they can: the first call, which all of them make. Others do nothing."""
+        """Has the ranks share memory where they can: the first call, which all of them make. Others do nothing.
+
+        Those of an elastic run do not, and exchange nothing here: a rank that comes later calls it while the others
+        wait for what they have in common. And what a rank has sent in a step that begins again on other ranks would be
+        taken for the next.
+        """
         if self._shares_memory is None:
-            self._shares_memory = shared_exchange.connect(self.rank, self.size, self.allgather)
+            self._shares_memory = not is_elastic() and shared_exchange.connect(self.rank, self.size, self.allgather)
 
     def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends ``splits[r]`` rows of `tensor` to each rank r, in order. Has a gradient.
@@ -134,6 +175,12 @@ Ranks = SingleRank | HorovodRanks
 _current: Ranks | None = None
 
 
+#: How to go on where there are other ranks than before.
+ANEW = "Make the variables anew after sok.init(), and restore what sok.Checkpoint saved."
+#: What is said where functions were traced, or variables made, before.
+CHANGED = f"Horovod was started again, with other ranks. {ANEW[:-1]}: within the function that hvd.elastic.run runs."
+
+
 class RankError(RuntimeError):
     """Another rank failed; the message says which, and how."""
 
@@ -193,13 +240,27 @@ def current() -> Ranks:
     Raises:
       RuntimeError: there are several processes and `find` has not been called; this one was forked from a rank.
     """
-    world = _known()
+    world = known()
     if isinstance(world, HorovodRanks):
         world.refuse_fork()
     return world
 
 
-def _known() -> Ranks:
+def start_anew() -> None:
+    """Horovod was started again: the ranks that `find` found are over, and it finds others."""
+    global _current
+    if _current is not None:
+        _current.end()
+        _current = None
+        find()
+
+
+def known() -> Ranks:
+    """As `current`, in a fork of a rank, too.
+
+    Raises:
+      RuntimeError: there are several processes and `find` has not been called.
+    """
     if _current is not None:
         return _current
     if launched_ranks() > 1:
@@ -228,12 +289,12 @@ def horovod_size() -> int:
 
 def rank() -> int:
     """Number of this process, from 0; in a fork of a rank, the rank's."""
-    return _known().rank
+    return known().rank
 
 
 def size() -> int:
     """Number of processes."""
-    return _known().size
+    return known().size
 
 
 # ---- Agreement: all ranks call these together ------------------------------------------------------------------------

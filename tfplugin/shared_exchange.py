@@ -92,10 +92,6 @@ def _machine() -> str | None:
 
 
 def _is_wanted() -> bool:
-    # An elastic run goes on with the ranks that are left, and in the middle of a step: what others have sent in it
-    # would be taken for the next.
-    if os.environ.get("HOROVOD_ELASTIC", "0") != "0":
-        return False
     value = os.environ.get(SWITCH, "1").strip().lower()
     if value in ("1", "true", "yes", "on", ""):
         return True

@@ -11,7 +11,7 @@ import tensorflow as tf
 from kvtools import __version__
 from tfplugin import tensorflow_hooks
 from tfplugin.ranks import RankError, rank, size
-from tfplugin.sok import keras_layers
+from tfplugin.sok import elastic_runs, keras_layers
 from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
 from tfplugin.sok.all2all_layer import All2AllDenseEmbedding
 from tfplugin.sok.checkpoint import Checkpoint, CheckpointManager
@@ -68,3 +68,5 @@ tf_version = [int(number) for number in re.findall(r"\d+", tf.__version__)[:3]]
 """Of TensorFlow: ``[2, 21, 0]``."""
 
 tensorflow_hooks.add(keras_layers.install, keras_layers.uninstall)
+
+elastic_runs.install()

@@ -50,7 +50,7 @@ def all2all_dense_embedding(
         ids = keys_of(indices.flat_values if ragged else indices, table, _CALLER)
     except (TypeError, ValueError) as error:
         return _failing(fail_on_all(error, [param], train, _CALLER, name)[0], indices)
-    if ranks.size() == 1 and table.is_plain(ids.dtype):
+    if ranks.size() == 1 and table.is_plain(ids.dtype) and not ranks.is_elastic():
         rows = param.sparse_read(ids, training=train)
     else:
         flat = tf.reshape(ids, [-1])

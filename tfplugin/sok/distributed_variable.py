@@ -35,7 +35,8 @@ class ShardedVariable(resource_variable_ops.ResourceVariable, ModelParallel):
     ) -> None:
         self.global_shape = global_shape
         self.target_gpu = -1 if owner is None else owner
-        self.num_gpus = ranks.size()
+        self.world = ranks.known()
+        self.num_gpus = self.world.size
         self.global_gpu_id = ranks.rank()
         super().__init__(initial_value=local, trainable=trainable, **kwargs)
 

@@ -106,7 +106,8 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
         self._initializer_given = initializer
         self._config = dict(options)
         self.owner = owner_of_mode(mode, what)
-        self.num_gpus = ranks.size()
+        self.world = ranks.known()
+        self.num_gpus = self.world.size
         #: The most rows that a lookup over the ranks may leave this one with; -1 for any number.
         self.row_limit = -1
         self.filter_ratio = _option(options, "filter_ratio", 1.0, what)

@@ -8,6 +8,7 @@ rank that cannot look up what it is asked for sends the error in place of rows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -61,8 +62,10 @@ def look_up(
     graph can tell: whether this rank has it, and what it says.
     """
     world = ranks.current()
+    refusals = [one for one in (refused, world.refusal()) if one is not None]
     if world.size == 1 and all(_is_local(one) for one in lookups):
-        return _look_up_here(lookups, train, name)
+        with tf.control_dependencies([tf.debugging.Assert(~is_so, [text]) for is_so, text in refusals]):
+            return _look_up_here(lookups, train, name)
     tables = [one.table for one in lookups]
     wide = _widest([table.dtype for table in tables])
     travel = travel_type(wide, wire_dtype, world.size)
@@ -87,10 +90,9 @@ def look_up(
             of_error, splits = error_to_all(error)
             # The first word is 0. Of constants alone TensorFlow would run the exchange while it builds the graph.
             message = of_error + message[0]
-        if refused is not None:
-            of_ids = message, splits
-            told = f"rank {world.rank}: {refused[1]}"
-            message, splits = tf.cond(refused[0], lambda: error_to_all(told), lambda: of_ids)
+        for is_so, text in refusals:
+            of_ids, told = (message, splits), f"rank {world.rank}: {text}"
+            message, splits = tf.cond(is_so, functools.partial(error_to_all, told), functools.partial(tuple, of_ids))
         received, received_splits = world.alltoall(message, splits, ranks.exchange_name("keys", names))
         keys, counts = raw.kv_exchange_serve(
             received,

@@ -56,15 +56,18 @@ def exchange_table(variable: Any, caller: str) -> ExchangeTable:
 
     Raises:
       TypeError: not a variable that can be looked up.
-      ValueError: one that only this rank knows, where there are several; one that was made on another number of ranks.
+      ValueError: one that only this rank knows, where there are several; one that was made on other ranks.
     """
     if isinstance(variable, ExchangeTable):
         return variable
-    if isinstance(variable, (DynamicVariable, ShardedVariable)) and variable.ranks != ranks.size():
-        raise ValueError(
-            f"{caller}: '{variable.name}' was made by one of {variable.ranks} ranks, has its rows of these, and there "
-            f"are {ranks.size()} now. Make the variables anew after sok.init(), and restore what sok.Checkpoint saved."
-        )
+    if isinstance(variable, (DynamicVariable, ShardedVariable)):
+        if variable.world.has_ended:
+            raise ValueError(f"{caller}: '{variable.name}' has its rows of ranks of before. {ranks.CHANGED}")
+        if variable.ranks != ranks.size():
+            raise ValueError(
+                f"{caller}: '{variable.name}' was made by one of {variable.ranks} ranks, has its rows of these, and "
+                f"there are {ranks.size()} now. {ranks.ANEW}"
+            )
     if isinstance(variable, DynamicVariable):
         return ExchangeTable(
             variable,
