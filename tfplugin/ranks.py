@@ -15,7 +15,6 @@ from tensorflow.python.framework import ops as tf_ops
 from tfplugin import shared_exchange
 from tfplugin.ops import raw
 
-
 #: Horovod's launcher sets it in elastic runs.
 ELASTIC = "HOROVOD_ELASTIC"
 

@@ -2,7 +2,8 @@
 
     elastic_training.py FOLDER STEPS die|grow
 
-die: the last rank is killed in step 7. grow: rank 0 adds a second host to FOLDER/hosts in step 4, and waits for its rank.
+die: the last rank is killed in step 7. grow: rank 0 adds a second host to FOLDER/hosts in step 4, and waits for its
+rank.
 Rank 0 writes how many ranks made each step, and the rows of the end, to FOLDER.
 """
 

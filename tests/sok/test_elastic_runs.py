@@ -1,4 +1,4 @@
-"""Elastic runs of Horovod: ranks end and begin while the others go on, from the last checkpoint and with new variables."""
+"""Elastic runs of Horovod: ranks end and begin while others go on, from the last checkpoint and with new variables."""
 
 from __future__ import annotations
 

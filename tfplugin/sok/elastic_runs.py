@@ -18,7 +18,7 @@ _RANK_HAS_ENDED = "Horovod has been shut down"
 
 
 def install() -> None:
-    """Has ``hvd.elastic.run``, where this is a rank of such a run, know the ends of lookups, and these the new ranks."""
+    """Has ``hvd.elastic.run`` know the ends of lookups, and these the new ranks. Outside of such runs nothing."""
     if not ranks.is_elastic():
         return
     try:
