@@ -365,7 +365,7 @@ def test_a_node_of_a_cluster_that_hangs_is_waited_for_once(tmp_path: Path, monke
         began = time.monotonic()
         with pytest.raises(RequestError, match="does not answer"):
             store.table("emb").lookup(keys)
-        assert time.monotonic() - began < 2, "each bucket was asked for by itself"
+        assert time.monotonic() - began < 4, "each bucket was asked for by itself"
         os.kill(cluster.nodes[1].process.pid, signal.SIGCONT)
         cluster.wait()
         until_answered(store)
