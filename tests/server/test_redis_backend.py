@@ -255,7 +255,7 @@ def test_a_redis_that_does_not_answer_is_waited_for_once(url: str, monkeypatch: 
     monkeypatch.setattr(redis_backend, "time", SimpleNamespace(monotonic=lambda: next(times)))
     tries = []
 
-    def fails(*asked: object, transaction: bool) -> None:
+    def fails(*asked: object, **how: object) -> None:
         tries.append(asked)
         raise BadInputError("it does not answer")
 

@@ -6,12 +6,13 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
-from tfplugin import shared_exchange
+from tfplugin import ranks, shared_exchange
 from tfplugin.ops import raw
 
 RANKS = 3
@@ -141,8 +142,11 @@ def test_a_switch_that_says_neither_is_told(monkeypatch):
 
 
 def test_an_elastic_run_exchanges_over_horovod(monkeypatch):
+    """A rank that comes later connects while the others wait for what they have in common: nothing is asked of them."""
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    assert not shared_exchange._is_wanted()
+    world = ranks.HorovodRanks(SimpleNamespace(rank=lambda: 0, size=lambda: 2))
+    world.connect()
+    assert not world._shares(tf.zeros([2]))
 
 
 def test_what_is_under_way_fails_when_the_exchange_ends():
