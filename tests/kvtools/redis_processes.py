@@ -59,10 +59,11 @@ class Server:
 
 
 class Cluster:
-    """Three primaries that share the hash slots evenly."""
+    """Three primaries that share the hash slots evenly. One that says nothing for `node_timeout_ms` is given up."""
 
-    def __init__(self, folder: Path) -> None:
-        arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", "500", "--cluster-config-file", "nodes.conf"]
+    def __init__(self, folder: Path, node_timeout_ms: int = 500) -> None:
+        arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(node_timeout_ms)]
+        arguments += ["--cluster-config-file", "nodes.conf"]
         self.nodes = [Server(folder, *arguments) for _ in range(3)]
         self.ports = [node.port for node in self.nodes]
         ends = [0, 5461, 10923, 16384]

@@ -354,7 +354,7 @@ def test_a_cluster(tmp_path: Path) -> None:
 def test_a_node_of_a_cluster_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_backend, "_SECONDS", 0.5)
     monkeypatch.setattr(redis_backend, "_RESTS", 0.05)
-    cluster = Cluster(tmp_path)
+    cluster = Cluster(tmp_path, node_timeout_ms=60_000)  # the others leave it in
     try:
         url = f"redis+cluster://127.0.0.1:{cluster.ports[0]}"
         write(url, table("emb", range(30_000), dim=256))
