@@ -74,6 +74,7 @@ def test_a_row_that_n_steps_did_not_write_is_gone(make, partitioner):
 
 @pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "custom"])
+@pytest.mark.skipif(bool(tf.config.list_logical_devices("GPU")), reason="tables on a GPU evict by score alone")
 def test_expired_rows_make_room_before_rows_that_are_there(make, eviction, saves, tmp_path):
     v = make(dim=2, max_capacity=8, eviction=eviction, expiry=ExpireAfterSteps(4))
     optimizer = sgd()
@@ -92,6 +93,7 @@ def test_expired_rows_make_room_before_rows_that_are_there(make, eviction, saves
     assert int(v.evicted_rows()) + int(v.expired_rows()) == 24
 
 
+@pytest.mark.skipif(bool(tf.config.list_logical_devices("GPU")), reason="tables on a GPU evict by score alone")
 def test_expired_rows_are_not_told_of_as_evicted(make):
     v = make(dim=1, max_capacity=4, initializer=0.5, expiry=ExpireAfterSteps(2))
     v.upsert([1, 2], [[1.0], [2.0]])
