@@ -72,9 +72,16 @@ def test_a_row_that_n_steps_did_not_write_is_gone(make, partitioner):
     assert int(v.size()) == 2 and int(v.expired_rows()) == 3
 
 
+@pytest.fixture
+def in_host_memory() -> None:
+    """Asked when a test runs: to list the devices is to start them, and other tests set them up first."""
+    if tf.config.list_logical_devices("GPU"):
+        pytest.skip("tables on a GPU evict by score alone")
+
+
 @pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "custom"])
-@pytest.mark.skipif(bool(tf.config.list_logical_devices("GPU")), reason="tables on a GPU evict by score alone")
+@pytest.mark.usefixtures("in_host_memory")
 def test_expired_rows_make_room_before_rows_that_are_there(make, eviction, saves, tmp_path):
     v = make(dim=2, max_capacity=8, eviction=eviction, expiry=ExpireAfterSteps(4))
     optimizer = sgd()
@@ -93,7 +100,7 @@ def test_expired_rows_make_room_before_rows_that_are_there(make, eviction, saves
     assert int(v.evicted_rows()) + int(v.expired_rows()) == 24
 
 
-@pytest.mark.skipif(bool(tf.config.list_logical_devices("GPU")), reason="tables on a GPU evict by score alone")
+@pytest.mark.usefixtures("in_host_memory")
 def test_expired_rows_are_not_told_of_as_evicted(make):
     v = make(dim=1, max_capacity=4, initializer=0.5, expiry=ExpireAfterSteps(2))
     v.upsert([1, 2], [[1.0], [2.0]])
