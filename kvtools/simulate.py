@@ -168,6 +168,12 @@ class SimulatedTable:
             )
         self.name, self.training, self.row, self.doing = name, training, row, doing
         self._key_dtype = numpy_dtype(row.key_dtype or "int64")
+        limits = np.iinfo(self._key_dtype)
+        if training.padding_key is not None and not limits.min <= training.padding_key <= limits.max:
+            raise UsageError(
+                f"{doing}: got padding-key = {training.padding_key}, expected a key of {self._key_dtype}, {limits.min}"
+                f" to {limits.max}; --like names a checkpoint whose keys are of another type"
+            )
         timed = training.expire_after_seconds > 0
         self.table = Table(
             self._key_dtype,
@@ -482,6 +488,12 @@ def _replayed(policy: Policy, log: IdLog, columns: Sequence[str], known: Sequenc
             raise _no_column(log, table, [name for name in log.features if name not in used])
         notes.append(f"not replayed: {table}: the log is an array of the ids of {next(iter(found.values()))} alone")
     if not chosen:
+        told = [table for table in known or () if not policy.training(table).empty]
+        if told and log.features and not found:
+            raise UsageError(
+                f"simulating the log '{log.path}': none of its columns ({listed(log.features)}) has the name of a table"
+                f" that has a policy ({listed(told)}); --column {log.features[0]}={told[0]} says whose ids it has"
+            )
         raise _no_policy(policy, log, list(found.values()) or list(log.features))
     without = [
         table
@@ -519,7 +531,11 @@ def _no_column(log: IdLog, table: str, unused: Sequence[str]) -> UsageError:
 
 
 def _no_policy(policy: Policy, log: IdLog, tables: Sequence[str]) -> UsageError:
+    if not tables and log.others:
+        return UsageError(f"reading the log '{log.path}': {log.why_no_ids(next(iter(log.others)))}")
     doing = f"simulating the log '{log.path}'"
+    if not tables:
+        return UsageError(f"{doing}: it has no column of ids, which are whole numbers or lists of them")
     fields = f"the fields are {', '.join(FIELDS)}"
     without = [name for name in tables if not policy.rule(name).patterns]
     there = [pattern for rule in policy.rules if not rule.training.empty for pattern in rule.patterns]
@@ -528,8 +544,7 @@ def _no_policy(policy: Policy, log: IdLog, tables: Sequence[str]) -> UsageError:
             f"{doing}: the policy has no entry for {'a table' if len(without) == 1 else 'tables'} {listed(without)},"
             f" but for {listed(there)}{near(without[0], there)}"
         )
-    shown = listed(tables) if tables else "none"
-    return UsageError(f"{doing}: the policy says nothing of training for its tables ({shown}); {fields}")
+    return UsageError(f"{doing}: the policy says nothing of training for its tables ({listed(tables)}); {fields}")
 
 
 def _notes(runs: Sequence[TableRun], log: IdLog, save_every: int) -> list[str]:

@@ -313,6 +313,17 @@ def test_policies_that_no_log_can_be_replayed_through() -> None:
         SimulatedTable("t", TrainingPolicy.of({"max-capacity": 3, "eviction": "custom"}, "p"))
     with pytest.raises(UsageError, match="needs times, and the log has none"):
         SimulatedTable("t", TrainingPolicy.of({"expire-after": "30d"}, "p"))
+    with pytest.raises(UsageError, match="got padding-key = 9223372036854775808, expected a key of int64"):
+        SimulatedTable("t", TrainingPolicy.of({"padding-key": 2**63}, "p"))
+
+
+def test_a_pattern_that_no_column_is_for_is_told(tmp_path: Path) -> None:
+    policy = policy_of(**{"*": {"max-capacity": 9}})
+    with pytest.raises(UsageError, match=r"column 'user' holds floats \(double\)"):
+        simulate(policy, open_log(write_log(tmp_path / "floats.parquet", user=[1.5])))
+    log = open_log(write_log(tmp_path / "log.parquet", user=[1]))
+    with pytest.raises(UsageError, match="--column user=ads/emb says whose ids it has"):
+        simulate(policy, log, rows={"ads/emb": RowSize("int64", 4)})
 
 
 def test_a_table_of_the_policy_without_a_column_is_told(tmp_path: Path) -> None:
