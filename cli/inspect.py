@@ -6,13 +6,12 @@ import importlib
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import numpy.typing as npt
 import typer
 
 from kvtools.chain_place import is_chain
 from kvtools.cli.json_text import dumps
 from kvtools.cli.key_arguments import are_keys, spread_option
-from kvtools.cli.layout import columns, shown, size, total
+from kvtools.cli.layout import columns, shown, shown_numbers, size, total
 from kvtools.cli.options import AsJson, Sort, Source, SourcePath, Tables, check_readable, sorted_tables
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.terminal import prose, styled
@@ -30,7 +29,6 @@ from kvtools.key_file import check_range
 from kvtools.shown_tables import counted
 
 _VARIABLES_SHOWN = 10
-_VALUES_SHOWN = 8
 _MOST_ROWS = 1_000_000
 
 
@@ -265,11 +263,13 @@ def _print_rows(rows: Sequence[KeyRow], wanted: Sequence[int], *, show_slots: bo
                     "-" if row.version is None else str(row.version),
                     f"{row.l2:.6g}",
                     ", ".join(f"{shown(name)} {norm:.6g}" for name, norm in row.slots_l2.items()) or "-",
-                    _numbers(row.value),
+                    shown_numbers(row.value),
                 ]
             )
             if show_slots:
-                lines += [["", "", "", "", "", f"  {shown(name)}", _numbers(slot)] for name, slot in row.slots.items()]
+                lines += [
+                    ["", "", "", "", "", f"  {shown(name)}", shown_numbers(slot)] for name, slot in row.slots.items()
+                ]
         print(
             columns(
                 ["table", "key", "freq", "version", "norm", "slot norms", "value"],
@@ -283,9 +283,3 @@ def _print_rows(rows: Sequence[KeyRow], wanted: Sequence[int], *, show_slots: bo
     missing = [str(key) for key in dict.fromkeys(wanted) if key not in found]
     if missing:
         print(prose(f"in no table: {', '.join(missing)}"))
-
-
-def _numbers(row: npt.NDArray[Any]) -> str:
-    return " ".join(f"{float(value):.6g}" for value in row[:_VALUES_SHOWN]) + (
-        " ..." if len(row) > _VALUES_SHOWN else ""
-    )

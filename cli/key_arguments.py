@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 _NUMBERS = re.compile(r"[+-]?\d+(,[+-]?\d+)*,?")
 _NEGATIVE = re.compile(r"-\d+(,[+-]?\d+)*,?")
+_OF_NUMBERS = frozenset({"-k", "--dim"})
+"""Options of commands with keys whose value is a number, and no key."""
 
 
 def are_keys(text: str) -> bool:
@@ -45,11 +47,14 @@ def spread_option(arguments: Sequence[str], option: str) -> list[str]:
 def mark_negative(arguments: Sequence[str]) -> list[str]:
     """Put a comma before each negative number, so that the parser takes it for no option; `key_words` knows.
 
-    >>> mark_negative(["get", "a", "5", "-7", "--json"])
-    ['get', 'a', '5', ',-7', '--json']
+    >>> mark_negative(["get", "a", "5", "-7", "--json", "--dim", "-3"])
+    ['get', 'a', '5', ',-7', '--json', '--dim', '-3']
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    marked = [f",{argument}" if _NEGATIVE.fullmatch(argument) else argument for argument in arguments[:end]]
+    marked = [
+        f",{argument}" if _NEGATIVE.fullmatch(argument) and before not in _OF_NUMBERS else argument
+        for before, argument in zip(["", *arguments], arguments[:end], strict=False)
+    ]
     return marked + list(arguments[end:])
 
 

@@ -15,11 +15,16 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from kvtools.cli import terminal
 from kvtools.shown_tables import counted
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 _GAP = 2
+_NUMBERS_SHOWN = 8
 _MOST_LINES = 3
 _FEW = 2
 _BREAKS = re.compile(r"[^ /_]*[ /_]+|[^ /_]+")
@@ -220,6 +225,18 @@ def shown(name: str) -> str:
     'a\\\\nb'
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def shown_numbers(row: npt.NDArray[Any]) -> str:
+    """Return the first 8 numbers of a row as text: integers whole, as they may be ids, and others to 6 digits.
+
+    >>> import numpy as np
+    >>> shown_numbers(np.array([0.1, 2])), shown_numbers(np.array([1 << 62, 0]))
+    ('0.1 2', '4611686018427387904 0')
+    """
+    whole = row.dtype.kind in "iub"
+    shown = [str(int(value)) if whole else f"{float(value):.6g}" for value in row[:_NUMBERS_SHOWN]]
+    return " ".join(shown) + " ..." * (len(row) > _NUMBERS_SHOWN)
 
 
 def told_time(seconds: float) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from kvtools.cli.json_text import dumps
-from kvtools.cli.layout import columns, shown
+from kvtools.cli.layout import columns, shown, shown_numbers
 from kvtools.cli.options import DryRun, Force, Output, no_standard_output
 from kvtools.cli.standard_output import write_bytes
 from kvtools.csv_rows import csv_header, csv_lines
@@ -28,7 +28,6 @@ from kvtools.read_ahead import read_ahead
 from kvtools.row_filter import tables_with
 from kvtools.table_names import is_pattern
 
-_VALUES_SHOWN = 8
 _TABLES_SAID = 3
 _LINES_AT_ONCE = 1000
 """So many rows are aligned with each other; they are held in memory until then."""
@@ -73,6 +72,8 @@ class RowForms:
         if sum([self.as_json, self.json_lines, self.as_csv, self.output is not None]) > 1:
             raise UsageError("printing rows: got several of --json, --json-lines, --csv and --output, expected one")
         if self.output is None:
+            if to:
+                raise UsageError(f"printing rows: got the dialect {to} and no --output, expected both or neither")
             return None
         return dialect_named(to) if to else dialect_for(self.output)
 
@@ -198,8 +199,8 @@ def _print_text(rows: Iterator[Rows], choice: ColumnChoice) -> None:
                     "-" if chunk.freqs is None else f"{chunk.freqs[row]}",
                     "-" if chunk.versions is None else f"{chunk.versions[row]}",
                     *(_number(column[row]) for column in some.numbers.values()),
-                    "-" if chunk.values is None else _numbers(chunk.values[row]),
-                    *(f"{shown(name)} {_numbers(slot[row])}" for name, slot in chunk.slots.items()),
+                    "-" if chunk.values is None else shown_numbers(chunk.values[row]),
+                    *(f"{shown(name)} {shown_numbers(slot[row])}" for name, slot in chunk.slots.items()),
                 ]
             )
             if len(lines) == _LINES_AT_ONCE:
@@ -223,7 +224,3 @@ def _print_lines(lines: Sequence[Sequence[str]], choice: ColumnChoice, more: Seq
 
 def _number(number: Any) -> str:
     return f"{float(number):.6g}" if isinstance(number, np.floating) else str(number)
-
-
-def _numbers(row: Array) -> str:
-    return " ".join(f"{float(value):.6g}" for value in row[:_VALUES_SHOWN]) + (" ..." * (len(row) > _VALUES_SHOWN))

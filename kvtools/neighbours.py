@@ -138,6 +138,7 @@ def nearest(
         number = int(np.flatnonzero(rows_not_finite(vectors))[0])
         raise BadInputError(f"{doing}: vector {number} has a NaN or an infinity, so nothing is near it")
     exclude = None if exclude is None else np.asarray(exclude).astype(table.key_dtype)
+    k = max(1, min(k, table.rows))  # room is made for as many
     search = _Search(_wide(vectors), k, metric, exclude, table.value_dtype)
     if metric == "cosine" and not search.norms.all():
         number = int(np.flatnonzero(search.norms == 0)[0])

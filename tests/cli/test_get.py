@@ -28,6 +28,14 @@ def test_text(sample_path: Path, capsys: Capture, keys: list[str]) -> None:
     assert output.err == "kvtools: looking up 3 keys: 1 in no table: 99\n"
 
 
+def test_integers_are_whole(tmp_path: Path, capsys: Capture) -> None:
+    table = ArrayTable("ids", np.array([7]), np.array([[2**53 + 1, -(2**63)]]))
+    write_tables([table], str(tmp_path / "ids.npz"), "npz")
+    for arguments in (["get", "7"], ["inspect", "--head", "1"]):
+        assert main([arguments[0], str(tmp_path / "ids.npz"), *arguments[1:]]) == 0
+        assert capsys.readouterr().out.rstrip().endswith(" 9007199254740993 -9223372036854775808")
+
+
 def test_only_negative_keys_before_options(sample_path: Path, capsys: Capture) -> None:
     assert main(["get", str(sample_path), "-7", "-3", "--table", "ads/emb", "--columns", "freqs"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
@@ -159,6 +167,7 @@ def test_bad_usage(sample_path: Path, capsys: Capture) -> None:
         ["5", "--json", "--csv"],
         ["5", "--jsonn"],
         ["5", "--output", "rows.unknown"],
+        ["5", "--to", "npz"],
         ["abc"],
         ["1.5"],
     ):

@@ -268,12 +268,13 @@ def test_vectors_from_standard_input_and_wrong_ones(
         "neighbours",
         "neighbours 5 --vector x",
         "neighbours 5 -k 0",
+        "neighbours 5 -k -1",
         "neighbours 5 --metric far",
         "neighbours 5 --csv",
         "neighbours --vector x --of wide",
     ):
         assert run(path, wrong) == 2
-    assert "Traceback" not in capsys.readouterr().err
+    assert "got -k -1, expected 1 or more" in (err := capsys.readouterr().err) and "Traceback" not in err
 
 
 # ---- --where

@@ -169,6 +169,11 @@ def test_only_rows_that_count() -> None:
     assert found.rows[0].tolist() == found.keys[0].tolist()
 
 
+def test_more_neighbours_than_rows_take_no_room() -> None:
+    found = nearest(ArrayTable("emb", np.arange(3), np.eye(3, dtype=np.float32)), np.ones((1, 3)), 10**15)
+    assert found.keys[0].tolist() == [0, 1, 2]
+
+
 def test_a_metric_that_there_is_not() -> None:
     table = ArrayTable("emb", np.arange(3), np.eye(3, dtype=np.float32))
     with pytest.raises(UsageError, match="got the metric 'cos', expected cosine, dot, l2"):
