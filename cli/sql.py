@@ -20,6 +20,7 @@ from kvtools.cli.progress import progress_bar
 from kvtools.cli.standard_output import write_bytes
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
+from kvtools.remote.stored import read_bytes
 from kvtools.sql.output import check_format, column_labels, csv_header, csv_rows, json_lines, write_result
 from kvtools.sql.query import query
 from kvtools.sql.result import QueryResult
@@ -125,7 +126,7 @@ def _text(arguments: list[str], attach: list[str], file: str | None) -> tuple[st
     """Return the query, and the paths before it."""
     if file is not None:
         try:
-            text = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+            text = sys.stdin.buffer.read() if file == "-" else read_bytes(file)
             return text.decode("utf-8-sig"), arguments
         except OSError as error:
             raise UsageError(f"reading the query '{file}': {error.strerror or error}") from error

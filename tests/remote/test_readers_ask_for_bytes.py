@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 KVTOOLS = Path(__file__).parents[2] / "kvtools"
+COMMANDS = Path(__file__).parents[2] / "cli"
 
 #: Readers that hold the bytes they open by hand, and what reads files that are never remote.
 BY_HAND = {
@@ -71,6 +72,8 @@ def test_nothing_is_read_past_the_layer() -> None:
         if inside.split("/")[0] in packages or any(inside == one or inside.startswith(one + "/") for one in BY_HAND):
             continue
         found += reads(path)
+    for path in sorted(COMMANDS.glob("*.py")):
+        found += [] if path.name == "standard_output.py" else reads(path)
     assert not found, "use read_bytes, open_binary or for_library of kvtools.remote.stored:\n" + "\n".join(found)
 
 
