@@ -64,6 +64,13 @@ def lacks_bucket(error: BaseException) -> bool:
     return _code_of(error)[0] == "NoSuchBucket"
 
 
+def what_failed(error: Exception) -> Exception:
+    """Return why a web server gave nothing: fsspec says that a file is not there, whatever the server answers."""
+    cause = error.__cause__
+    web = isinstance(error, FileNotFoundError) and type(cause).__module__.partition(".")[0] == "aiohttp"
+    return cause if web and isinstance(cause, Exception) and _code_of(cause)[1] not in (404, 410) else error
+
+
 def is_broken_off(error: BaseException) -> bool:
     """Tell whether a connection died, or brought too little: no answer of a store that it is busy."""
     return is_passing(error) and _code_of(error) == ("", 0)

@@ -86,6 +86,9 @@ def _entries(store: Store, folder: str, told: list[Mapping[str, Any]]) -> Iterat
             if "?" in below or "#" in below or not entry.name.startswith(own + "/"):
                 continue  # links that sort the page, and those to elsewhere
             if not entry.folder:
-                doing = f"listing '{folder}'"
-                entry = store.entry(store.call(doing, lambda: store.fs.info(entry.name)))  # noqa: B023
+                doing = f"reading '{entry.name}'"
+                try:
+                    entry = store.entry(store.call(doing, lambda: store.fs.info(entry.name)))  # noqa: B023
+                except FileNotFoundError:
+                    continue  # a link to what is gone
         yield entry

@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from kvtools.errors import BadInputError, OutputError
@@ -153,7 +154,9 @@ def _take_alone(url: RemoteUrl, store: Store, refused: BadInputError) -> None:
         raise refused from None
     if entry.folder:
         raise refused
-    _take(RemoteUrl(url.scheme, url.place, url.parts[:-1]), {(url.parts[-1],): entry}, store, below=False)
+    name = url.parts[-1]
+    above = RemoteUrl(url.scheme, url.place, url.parts[:-1])
+    _take(above, {(name,): entry}, store, below=False, asked=lambda other: other == name)
 
 
 def _list_web(url: RemoteUrl, store: Store) -> None:
@@ -182,7 +185,8 @@ def _list_web(url: RemoteUrl, store: Store) -> None:
         if told.get("size") is None:
             raise BadInputError(f"{doing}: the server does not tell its size; copy the file, and name the copy")
         found[(url.parts[-1],)] = store.entry(told)
-    _take(above, found, store, below=False)
+    own = _OF_CHECKPOINT.sub("", url.parts[-1])
+    _take(above, found, store, below=False, asked=lambda other: _OF_CHECKPOINT.sub("", other) == own)
 
 
 def _take_tree(url: RemoteUrl, store: Store, name: str | None = None) -> None:
@@ -194,14 +198,29 @@ def _take_tree(url: RemoteUrl, store: Store, name: str | None = None) -> None:
     _take(url, found, store, below=True)
 
 
-def _take(url: RemoteUrl, found: dict[tuple[str, ...], Entry], store: Store, *, below: bool) -> None:
-    """Make the files of a folder what was found in it; `below` says that all that lies deeper was looked for, too."""
+def _take(
+    url: RemoteUrl,
+    found: dict[tuple[str, ...], Entry],
+    store: Store,
+    *,
+    below: bool,
+    asked: Callable[[str], bool] = lambda name: True,
+) -> None:
+    """Make the files of a folder what was found in it.
+
+    Args:
+        url: the folder.
+        found: what lies in it.
+        store: where.
+        below: whether all that lies deeper was looked for, too.
+        asked: which files of the folder were looked for; others, which another URL has named, stay.
+    """
     folder = local_path_of(url)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         there = {folder.joinpath(*path) for path in found}
         for old in list(folder.rglob("*") if below else folder.iterdir()):
-            if old not in there and (below or not old.is_dir()):
+            if old not in there and (below or not old.is_dir()) and asked(old.name):
                 _forget(old)
         for path, entry in found.items():
             local = folder.joinpath(*path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, OutputError
-from kvtools.remote.fault import is_passing, lacks_bucket, reason_of
+from kvtools.remote.fault import is_passing, lacks_bucket, reason_of, what_failed
 from kvtools.remote.url import RemoteUrl
 
 _Result = TypeVar("_Result")
@@ -92,7 +92,8 @@ class Store:
                 return call()
             except KvtoolsError:
                 raise
-            except Exception as error:
+            except Exception as raised:
+                error = what_failed(raised)
                 if isinstance(error, FileNotFoundError) and not writing and not lacks_bucket(error):
                     raise
                 if not is_passing(error) or number == TRIES - 1:

@@ -15,6 +15,7 @@ from kvtools.array_table import ArrayTable
 from kvtools.errors import BadInputError, KvtoolsError
 from kvtools.migrate import write_tables
 from kvtools.remote import block_cache, remote_file, store
+from kvtools.remote.paths import local_path
 
 ROWS = 60_000
 VALUES = np.random.default_rng(3).normal(size=(ROWS, 16)).astype(np.float32)
@@ -178,9 +179,11 @@ def test_a_bucket_that_is_not_there_is_told(bucket: Bucket, name: str) -> None:
 
 def test_one_file_is_read_where_listing_is_denied(bucket: Bucket, tmp_path: Path) -> None:
     write_tables([ArrayTable("emb", np.arange(5), np.ones((5, 2), np.float32))], tmp_path / "t.npz", "npz")
-    url = bucket.put(tmp_path / "t.npz", "only/t.npz")
+    url, other = (bucket.put(tmp_path / "t.npz", f"only/{name}.npz") for name in "tu")
     bucket.proxy.before = lambda request: refusal(403, "AccessDenied") if "list-type" in request.path else None
     assert kvtools.open(url).table("emb").rows == 5
+    both = [local_path(one) for one in (url, other)]  # as a command does with its arguments
+    assert [kvtools.open(path).table("emb").rows for path in both] == [5, 5]
 
 
 def test_a_server_that_is_gone_is_told(bucket: Bucket, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

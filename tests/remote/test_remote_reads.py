@@ -241,10 +241,15 @@ def test_a_web_server_gives_files_and_listed_folders(tmp_path: Path) -> None:
 
     write_tables([ArrayTable("emb", np.arange(4), np.ones((4, 2), np.float32))], tmp_path / "d" / "m.ckpt", "tfplugin")
     write_tables([ArrayTable("emb", np.arange(4), np.ones((4, 2), np.float32))], tmp_path / "t.npz", "npz")
+    write_tables([ArrayTable("emb", np.arange(2), np.ones((2, 2), np.float32))], tmp_path / "u.npz", "npz")
+    (tmp_path / "d" / "link").symlink_to("gone")  # the page of the folder has it
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
             pass
+
+        def send_head(self) -> Any:
+            return self.send_error(403) if "denied" in self.path else super().send_head()
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(tmp_path)))
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -252,6 +257,10 @@ def test_a_web_server_gives_files_and_listed_folders(tmp_path: Path) -> None:
     try:
         for path in ("t.npz", "d/m.ckpt", "d/", "d/m.ckpt.index"):
             assert kvtools.open(f"{url}/{path}").table("emb").all_keys().tolist() == [0, 1, 2, 3], path
+        two = [kvtools.open(f"{url}/{name}.npz").table("emb") for name in ("t", "u")]
+        assert [len(table.all_keys()) for table in two] == [4, 2]
+        with pytest.raises(kvtools.errors.BadInputError, match="403: the store denies"):  # type: ignore[attr-defined]
+            kvtools.open(f"{url}/denied.npz")
         with pytest.raises(kvtools.errors.BadInputError, match="no/such"):  # type: ignore[attr-defined]
             kvtools.open(f"{url}/no/such")
         with pytest.raises(kvtools.errors.OutputError, match="for reading"):  # type: ignore[attr-defined]
