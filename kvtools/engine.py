@@ -105,7 +105,10 @@ def started(engine: Engine) -> Iterator[None]:
             _join(ray, address) if address else _start(ray)
     except (OSError, RuntimeError, ValueError) as error:
         where = f"the cluster at '{address}' (RAY_ADDRESS)" if address else "a cluster on this machine"
-        raise BadInputError(f"running on Ray: {where} did not answer: {error}; see `ray status`") from error
+        # Ray says of a token that is missing what it says of a cluster that is not there.
+        told = "RAY_AUTH_MODE" in os.environ or not address
+        token = "" if told else "; where the cluster wants a token, set RAY_AUTH_MODE=token"
+        raise BadInputError(f"running on Ray: {where} did not answer: {error}; see `ray status`{token}") from error
     try:
         yield
     finally:

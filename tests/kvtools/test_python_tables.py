@@ -14,6 +14,7 @@ import pytest
 import kvtools
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import CorruptFileError, UnknownKeyError, UnknownTableError, UsageError
 from kvtools.migrate import write_tables
 
@@ -35,6 +36,15 @@ def test_a_checkpoint_is_a_mapping_of_tables(sample_path: Path) -> None:
         checkpoint["user"]
     assert isinstance(caught.value, UnknownTableError) and str(caught.value).startswith("opening table 'user'")
     assert bool(Checkpoint("m", "memory", {}))
+
+
+def test_an_empty_path_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="got an empty path"):
+        kvtools.open("")
+    with pytest.raises(UsageError, match="got an empty path"):
+        write_tables([a_table(3)], "", "parquet", options=WriteOptions(force=True))
+    assert tmp_path.is_dir() and not [*tmp_path.iterdir()]
 
 
 def test_a_table_is_a_mapping_of_keys(sample_path: Path, sample_values: dict[str, dict[int, np.ndarray]]) -> None:
