@@ -189,6 +189,7 @@ def write_tables(
     plan = _plan(tables, output, to, beside, parts, options)
     dialect = plan.dialect
     assert dialect.write is not None
+    _check_compression(dialect, options)
     check_output(output, dialect, force=options.force)
     _check_room(output, dialect, plan.fits)
     if strict:
@@ -226,6 +227,13 @@ def write_tables(
         if verify:
             account = _verify(account, written, dialect, tables, plan.fits, options, workers, progress)
     return account
+
+
+def _check_compression(dialect: Dialect, options: WriteOptions) -> None:
+    level = options.compression_level
+    if not dialect.compresses and (options.compression not in (None, "none") or level is not None):
+        got = f"--compression-level {level}" if level is not None else f"--compression {options.compression}"
+        raise UsageError(f"writing {dialect.name}: got {got}, and it compresses nothing; leave the option out")
 
 
 def _check_comparable(

@@ -206,4 +206,5 @@ DIALECT = Dialect(
         extras=None,
         metadata=None,
     ),
+    compresses=True,
 )

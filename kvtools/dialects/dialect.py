@@ -100,6 +100,7 @@ class Dialect:
     `write(staging, options)` is given a path (or URL) that nobody else reads yet: `output` says whether the dialect
     makes a bundle "prefix" (several files that start with the name), one "file", a "folder", or fills a "url". Where
     it can make either, "file_or_folder", a file, of one table, is meant by a name that ends in one of `suffixes`.
+    `compresses` says that its writer takes a compression.
     `completed` returns a table that is to be written with what the dialect records of it and the source only implies.
     """
 
@@ -111,6 +112,7 @@ class Dialect:
     output: Literal["prefix", "file", "folder", "file_or_folder", "url"] = "prefix"
     suffixes: tuple[str, ...] = ()
     holds: Holds = field(default_factory=lambda: Holds((), ()))
+    compresses: bool = False
     completed: Callable[[TableReader], TableReader] = lambda table: table
 
     def output_kind(self, output: str) -> Literal["prefix", "file", "folder", "url"]:

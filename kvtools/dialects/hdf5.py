@@ -250,4 +250,5 @@ DIALECT = Dialect(
         metadata=None,
         variables=True,
     ),
+    compresses=True,
 )

@@ -392,4 +392,5 @@ DIALECT = Dialect(
     output="file",
     suffixes=(".npz",),
     holds=HOLDS,
+    compresses=True,
 )

@@ -177,4 +177,5 @@ DIALECT = Dialect(
         extras=None,
         metadata=None,
     ),
+    compresses=True,
 )

@@ -382,4 +382,5 @@ DIALECT = Dialect(
         key_bytes=8,
         keys_once=True,
     ),
+    compresses=True,
 )

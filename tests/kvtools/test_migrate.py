@@ -434,3 +434,11 @@ def test_slots_of_whole_numbers_are_read_back(tmp_path: Path, dtype: str) -> Non
     table = ArrayTable("a", np.arange(4), values, slots={"Adam.m": values[::-1]})
     assert write_tables([table], tmp_path / "m", "tfplugin", verify=True).lossless
     assert compare_tables(table, open_checkpoint(tmp_path / "m").table("a")).same
+
+
+@pytest.mark.parametrize("options", [WriteOptions(compression="zstd"), WriteOptions(compression_level=3)])
+def test_a_dialect_that_compresses_nothing_says_so(tmp_path: Path, options: WriteOptions) -> None:
+    table = ArrayTable("emb", np.arange(2), np.ones((2, 2), np.float32))
+    with pytest.raises(UsageError, match=r"writing tfplugin: got --compression.* it compresses nothing"):
+        write_tables([table], tmp_path / "m.ckpt", "tfplugin", options=options)
+    assert not [*tmp_path.iterdir()]
