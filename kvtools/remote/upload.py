@@ -10,11 +10,14 @@ beside it; only when all of them are there does the old index go, and they are c
 from __future__ import annotations
 
 import contextlib
+import importlib
+import threading
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from kvtools.errors import BadInputError, KvtoolsError, OutputError
 from kvtools.remote.listing import list_folder, list_tree
@@ -91,6 +94,27 @@ def put_folder(work: Path, target: Path, *, mark: str, force: bool) -> None:
     relist(target)
 
 
+class _StoppedError(KvtoolsError):
+    """An upload is not wanted any more: another has failed, or the process is interrupted."""
+
+
+def _stopping(stop: threading.Event) -> Any:
+    """Return what fsspec calls when a part of a file is there; it raises once `stop` is set and no part is under way,
+    as a store may keep one that comes when its upload has been given up."""
+    callbacks: Any = importlib.import_module("fsspec.callbacks")
+
+    class Stopping(callbacks.Callback):  # type: ignore[misc]
+        def set_size(self, size: int) -> None:
+            self.left, self.parts = size, 0
+
+        def relative_update(self, inc: int = 1) -> None:
+            self.left, self.parts = self.left - inc, self.parts + 1
+            if stop.is_set() and (self.left <= 0 or self.parts % _FILES_AT_ONCE == 0):
+                raise _StoppedError("the upload was given up")
+
+    return Stopping()
+
+
 class _Upload:
     """Puts files below one place of a store."""
 
@@ -98,6 +122,7 @@ class _Upload:
         self.store: Store = store_of(place)
         self._place = place
         self._doing = f"writing '{shown}'"
+        self._stop = threading.Event()
 
     def name_of(self, path: tuple[str, ...]) -> str:
         """Return what the store calls a file below the place."""
@@ -213,11 +238,15 @@ class _Upload:
         name = self.name_of(path)
         self._make_folder(path)
         begun.append(path)
-        options = {}
+        options: dict[str, Any] = {}
         if self.store.scheme in ("s3", "s3a"):  # what lies in memory: parts at once, of files at once
             size = max(_PART_BYTES, file.stat().st_size // _MOST_PARTS)
-            options = {"chunksize": size, "max_concurrency": _FILES_AT_ONCE}
-        self.store.call(self._doing, lambda: self.store.fs.put_file(str(file), name, **options), writing=True)
+            options = {"chunksize": size, "max_concurrency": _FILES_AT_ONCE, "callback": _stopping(self._stop)}
+        # On a thread of its own: an interrupt arrives here, and s3fs takes back what it put when the callback raises.
+        put = lambda path: self.store.call(  # noqa: E731
+            self._doing, lambda: self.store.fs.put_file(str(file), name, **options), writing=True
+        )
+        self._all([path], put)
 
     def _copy(self, staging: _Upload, path: tuple[str, ...]) -> None:
         source, name = staging.name_of(path), self.name_of(path)
@@ -253,14 +282,14 @@ class _Upload:
                     f"{self._doing}: got {got} of '{'/'.join(path)}' there, expected {size}; write it again"
                 )
 
-    @staticmethod
-    def _all(paths: Sequence[tuple[str, ...]], do: Callable[[tuple[str, ...]], None]) -> None:
+    def _all(self, paths: Sequence[tuple[str, ...]], do: Callable[[tuple[str, ...]], object]) -> None:
         with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
             waiting = [pool.submit(do, path) for path in paths]
             try:
                 for done in waiting:
                     done.result()
             except BaseException:
+                self._stop.set()
                 for one in waiting:
                     one.cancel()
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,21 @@ def test_a_large_file_goes_up_in_parts_that_are_gone_when_it_fails(
     write_tables([big], f"{bucket.url}/m.ckpt", "tfplugin")
     assert any("partNumber=3" in one.path for one in bucket.proxy.requests)
     assert contents(kvtools.open(f"{bucket.url}/m.ckpt"))["emb"]["rows"]["values"] == big.to_numpy().values.tobytes()
+
+
+def test_an_interrupt_leaves_no_part_of_a_single_file(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "_PART_BYTES", 5 << 20)
+    big = ArrayTable("emb", np.arange(400_000), np.ones((400_000, 8), np.float32))
+
+    def interrupt(request: Request) -> None:
+        if "partNumber=2" in request.path:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    bucket.proxy.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        write_tables([big], f"{bucket.url}/m.npz", "npz")
+    assert bucket.names() == []
+    assert not bucket.client.list_multipart_uploads(Bucket=bucket.name).get("Uploads")
 
 
 def test_a_busy_store_is_tried_again(bucket: Bucket) -> None:
