@@ -67,12 +67,15 @@ def read_rows(
     step, some = max(1, memory // (8 * size)), max(1, _CHUNK_BYTES // size)
     if table.direct:  # whoever takes the chunks works on one while the next is read
         step = min(step, some)
+    ends = np.cumsum(table.schema.part_rows)
     for start in range(0, len(rows), step):
         numbers = rows[start : start + step]
         order = np.argsort(numbers)
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         taken = table.take(numbers[order], columns)
+        if table.parts > 1:
+            taken = dataclasses.replace(taken, parts=np.searchsorted(ends, numbers[order], side="right"))
         for first in range(0, len(back), some):
             yield taken.take(back[first : first + some])
 
@@ -138,7 +141,7 @@ class ColumnChoice:
         if "norm" in self.computed and chunk.values is not None:
             found["norm"] = norms_shown(chunk.values)
         if "part" in self.computed:
-            found["part"] = np.full(len(chunk), chunk.part, np.int32)
+            found["part"] = chunk.part_numbers()
         return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
@@ -21,7 +22,7 @@ class Chunk:
 
     `keys` [n]; `values` [n, dim]; `slots[name]` [n, width]; `freqs` and `versions` [n], or None where the
     table has none or they were not asked for. Columns that were not asked for are left out: values is None,
-    slots is empty.
+    slots is empty. Rows that were taken of several parts have `parts` [n] in place of `part`.
     """
 
     keys: Array
@@ -30,14 +31,22 @@ class Chunk:
     freqs: Array | None = None
     versions: Array | None = None
     part: int = 0
+    parts: Array | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
+    def part_numbers(self) -> Array:
+        """Return the number of the part that each row lies in, int32 [n].
+
+        >>> Chunk(np.array([5, 7]), part=3).part_numbers().tolist()
+        [3, 3]
+        """
+        return np.full(len(self), self.part, np.int32) if self.parts is None else self.parts.astype(np.int32)
+
     def take(self, rows: Any) -> Chunk:
         """Return the chunk of these rows only: row numbers, a boolean mask or a slice, as NumPy indexes.
 
-        >>> import numpy as np
         >>> Chunk(np.array([5, 7]), freqs=np.array([1, 2])).take([1]).freqs.tolist()
         [2]
         """
@@ -48,6 +57,7 @@ class Chunk:
             freqs=None if self.freqs is None else self.freqs[rows],
             versions=None if self.versions is None else self.versions[rows],
             part=self.part,
+            parts=None if self.parts is None else self.parts[rows],
         )
 
 

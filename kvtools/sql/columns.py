@@ -198,7 +198,7 @@ def column_numbers(chunk: Chunk, column: QueryColumn) -> Array:
     """Return a column of a chunk that has what it is made of, [n] or [n, width]."""
     numbers: Array | None
     if column.kind == "part":
-        return np.full(len(chunk), chunk.part, np.int32)
+        return chunk.part_numbers()
     if column.kind == "norm" and chunk.values is not None:
         return norms_shown(chunk.values)
     if column.kind == "slot":

@@ -432,3 +432,13 @@ def test_a_number_beyond_the_end_of_rows_is_null_and_said_to_be(path: str, capsy
 def test_scan_takes_whole_numbers_only(path: str, capsys: Capture, word: str) -> None:
     assert main(["scan", path, "--from", word]) == 2
     assert f"got --from {word!r}, expected a whole number" in capsys.readouterr().err
+
+
+def test_rows_are_told_the_part_that_they_lie_in(sample_path: Path, capsys: Capture) -> None:
+    whole = ["-7", "-3", "-1", "0", "1", "2", "5"]
+    parts = {int(key): int(key) % 3 for key in whole}
+    for line in (f"get {' '.join(whole)}", "scan --from -7 --to 5", "top --by part -n 11 --where 'key between -7 and 5'"):
+        found = rows_of(capsys, str(sample_path), f"{line} --table ads/emb --columns part")
+        assert {row["key"]: row["part"] for row in found} == parts, line
+    found = rows_of(capsys, str(sample_path), f"get {' '.join(whole)} --table ads/emb --where 'part = 2'")
+    assert [row["key"] for row in found] == [key for key, part in parts.items() if part == 2]
