@@ -91,8 +91,9 @@ test-all: ## everything that must pass: `make test`, and some half an hour more
 	@$(MAKE) --no-print-directory test-rest
 
 # What test-all adds to test: the whole grids, more examples of each property, sanitizers, other engines, CUDA's compiler.
+# UNTIL=TIME, in seconds since 1970, leaves out the tests that have not begun by then; their number is printed.
 test-rest: setup setup-horovod redis chromium sanitize-address peers spark test-other-threads
-	$(PYTEST) -m 'thorough or hypothesis' --hypothesis-profile=thorough --costs=build/costs-rest.jsonl
+	$(PYTEST) -m 'thorough or hypothesis' --hypothesis-profile=thorough --costs=build/costs-rest.jsonl $(if $(UNTIL),--until=$(UNTIL))
 
 test-other-threads: $(TOOLS_STAMP)
 	kernels/tests/run.sh thread build/thread $(BIN)/cmake $(OTHER_TESTS)
