@@ -22,7 +22,9 @@ WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 # The C++ tests that are about threads.
 CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test expiry_test spill_test
-OTHER_TESTS := $(filter-out $(CONCURRENCY_TESTS),$(basename $(notdir $(wildcard kernels/tests/*_test.cc))))
+# Those of one thread, in which ThreadSanitizer finds nothing.
+ONE_THREAD_TESTS := distinct_keys_test float16_test index_test resp_test serving_test
+OTHER_TESTS := $(filter-out $(CONCURRENCY_TESTS) $(ONE_THREAD_TESTS),$(basename $(notdir $(wildcard kernels/tests/*_test.cc))))
 
 # For `make wheels` and `make matrix`: interpreters by version or path, and minor versions of TensorFlow; all, if empty.
 PYTHONS ?=
