@@ -93,6 +93,7 @@ class GrpcServer:
         self._methods = {**tensorflow_grpc.methods(catalog, settings), **kserve_grpc.methods(catalog, settings)}
         self._waits = {tensorflow_grpc.RELOAD}
         self._running = 0
+        self._counting = threading.Lock()
         self._threads = ThreadPoolExecutor(settings.max_concurrent, "grpc")
         self._grace: float | None = None
         self._certificate: Any = None
@@ -206,6 +207,11 @@ class GrpcServer:
             return answer
         except ProtocolError as error:
             code, text = error.code, error.message
+        except asyncio.CancelledError:  # the client went away, or its deadline is over: nobody gets an answer
+            left = context.time_remaining()
+            code = "CANCELLED" if left is None or left > 0 else "DEADLINE_EXCEEDED"
+            self._tell(caller.told(_KINDS.get(name, ""), HTTP_STATUSES[code], code.lower(), len(data), 0))
+            raise
         except Exception as error:
             _LOG.error("answering %s: %s", name, error, exc_info=None if isinstance(error, KvtoolsError) else error)
             code, text = "INTERNAL", f"{type(error).__name__}; the server's log says more"
@@ -222,11 +228,15 @@ class GrpcServer:
             raise ProtocolError(
                 "RESOURCE_EXHAUSTED", f"{self._running} requests are being worked on, which is the most at a time"
             )
-        self._running += 1
-        try:
-            answer: bytes = await self._loop.run_in_executor(self._threads, method, data, caller)
-            return answer
-        finally:
+        work = self._threads.submit(method, data, caller)
+        with self._counting:
+            self._running += 1
+        work.add_done_callback(self._count_done)
+        return await asyncio.wrap_future(work)
+
+    def _count_done(self, work: Future[bytes]) -> None:
+        # In the thread that did it: a request whose client is gone takes its thread until then.
+        with self._counting:
             self._running -= 1
 
     def _tell(self, answered: Answered) -> None:

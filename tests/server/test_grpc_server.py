@@ -25,6 +25,7 @@ import grpc
 from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError
 from kvtools.server.catalog import Catalog, ServedModel, static_catalog
 from kvtools.server.grpc_server import GrpcServer, start
+from kvtools.server.observer import Observer
 from kvtools.server.protos import POOL, message
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
@@ -268,6 +269,38 @@ def test_a_request_in_hand_is_answered_at_the_end(catalog: Catalog, monkeypatch:
         assert ANSWERS[STATUS].FromString(answer.result()).model_version_status
         ending.join(60)
         assert not ending.is_alive()
+
+
+def test_a_request_that_nobody_waits_for_is_told_and_takes_its_thread_until_it_is_done(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer = Observer()
+    server = start(catalog, Settings(grpc_port=0, max_concurrent=2), observer)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    method = server._methods[STATUS]
+
+    def wait(data: bytes, caller: Any) -> bytes:
+        begun.release()
+        go_on.wait(60)
+        return method(data, caller)
+
+    monkeypatch.setitem(server._methods, STATUS, wait)
+    monkeypatch.setattr(server, "_is_small", lambda data: False)  # in a thread
+    request = REQUESTS[STATUS](model_spec={"name": "default"}).SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        late, gone = (channel.unary_unary(STATUS).future(request, timeout=limit) for limit in (0.3, 60))
+        assert begun.acquire(timeout=60) and begun.acquire(timeout=60)
+        gone.cancel()
+        assert late.exception().code().name == "DEADLINE_EXCEEDED"
+        while sum(observer.requests.values()) < 2:
+            time.sleep(0.001)
+        assert set(observer.requests) <= {499, 504}
+        assert refused(channel, STATUS, request)[0] == "RESOURCE_EXHAUSTED"
+        go_on.set()
+        while server._running:
+            time.sleep(0.001)
+        assert send(channel, STATUS, request)
+    server.stop(0)
 
 
 def test_streams_end_with_the_server(catalog: Catalog) -> None:

@@ -16,7 +16,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
+import anyio.to_thread
 from fastapi import Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.testclient import TestClient
 
 from kvtools.server.app import create_app
@@ -337,6 +339,8 @@ def test_requests_beyond_what_is_worked_on_at_a_time_are_told_to_come_again() ->
         assert (refusal.status_code, refusal.headers["retry-after"]) == (429, "1")
         small = await threads.run(lambda: Response(b"small"), small=True)  # what takes no thread needs no place
         assert small.body == b"small"
+        anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+        assert await run_in_threadpool(lambda: "metrics") == "metrics"  # they have threads of their own
         go_on.set()
         assert (await first).body == b"large"
 
