@@ -12,7 +12,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from kvtools.client.errors import BadAnswerError, ClientError, TimeLimitError, UnavailableError
+from kvtools.client.errors import MORE_TIME, BadAnswerError, ClientError, TimeLimitError, UnavailableError
 from kvtools.client.http_answer import Answer, Request
 from kvtools.client.options import Options
 from kvtools.client.replicas import Replica, Replicas
@@ -202,7 +202,7 @@ class Call:
             silent = [f"{attempt.replica.endpoint.shown} did not answer" for attempt in self.running]
         why = f" ({'; '.join([*self._failures.values(), *silent])})" if self._failures or silent else ""
         return TimeLimitError(
-            f"{self._doing()}: no answer within {self._options.timeout:g} s{why}; raise timeout=, or ask for less",
+            f"{self._doing()}: no answer within {self._options.timeout:g} s{why}{MORE_TIME}",
             self._retry_after,
         )
 
