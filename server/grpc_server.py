@@ -48,6 +48,11 @@ _KINDS = {
 Method = Callable[[bytes, Caller], bytes]
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Tell whether grpcio has more to say than that a client was gone when its answer was to be sent."""
+    return record.exc_info is None or getattr(record.exc_info[0], "__name__", "") != "ExecuteBatchError"
+
+
 def start(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> GrpcServer:
     """Listen on `settings.host`:`settings.grpc_port` (0: any free port) and answer from what `catalog` serves.
 
@@ -83,6 +88,7 @@ class GrpcServer:
         from kvtools.server import kserve_grpc, tensorflow_grpc
 
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what is wrong is told by us; heeded at gRPC's first import
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
         self._catalog = catalog
         self._settings = settings
         self._observer = observer

@@ -366,6 +366,21 @@ def half_sent(*streams: int) -> bytes:
     return frames
 
 
+def test_an_answer_that_nobody_takes_any_more_is_no_traceback(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    server = start(catalog, Settings(grpc_port=0))
+    monkeypatch.setitem(server._methods, PREDICT, lambda data, caller: bytes(1 << 20))
+    rest = b"\0\x0f\xfc\0\1\0\0\0\1" + bytes(4092)  # DATA, END_STREAM
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(half_sent(1) + rest)
+        received = 0
+        while received < 60_000:  # as much of an answer as is sent without being asked for more
+            received += len(connection.recv(4096))
+    server.stop(5)
+    assert not caplog.records
+
+
 def test_half_open_streams_hold_up_nobody(catalog: Catalog) -> None:
     server = start(catalog, Settings(grpc_port=0))
     with contextlib.ExitStack() as stack:
