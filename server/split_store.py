@@ -47,6 +47,7 @@ _LOG = logging.getLogger("kvtools.serve")
 
 _WATCH_EVERY = 1.0  # s
 _WATCH_LIMIT = 2.0
+_HEDGE = 0.25  # s without an answer, after which another replica is asked, too
 _AWAY_LIMIT = 0.5  # for a request's rows while a server is known not to answer
 
 Rows = list[tuple[Array, Array]]
@@ -216,7 +217,8 @@ class DenseStore(SavedModelStore):
             check_exact(one)
         given: dict[str, Any] = {"shards": shards, "export": model.export, "api_key": os.environ.get(API_KEY)}
         with _as_option():
-            client, hasty = Client(**given, ca_file=ca), Client(**given, ca_file=ca, timeout=_AWAY_LIMIT)
+            client = Client(**given, ca_file=ca, hedge=_HEDGE)
+            hasty = Client(**given, ca_file=ca, hedge=_HEDGE, timeout=_AWAY_LIMIT)
             for each in (client, hasty):
                 weakref.finalize(self, each.close)
             servers = _RowServers(model, Client(**given, ca_file=ca, timeout=_WATCH_LIMIT, retries=0))
