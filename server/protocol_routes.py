@@ -7,6 +7,7 @@ way through middleware and past some tens of routes costs more than a lookup of 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -197,6 +198,9 @@ class Threads:
             self._limiter = anyio.CapacityLimiter(self._most)
         try:
             return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        except asyncio.CancelledError:  # by uvicorn alone, when the time of grace is over
+            message = "the server ends, and this was not done in time"
+            raise ProtocolError("UNAVAILABLE", message, headers={"Retry-After": "1"}) from None
         finally:
             self._running -= 1
 
