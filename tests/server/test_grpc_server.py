@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ import grpc
 from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError
 from kvtools.server.catalog import Catalog, ServedModel, static_catalog
 from kvtools.server.grpc_server import GrpcServer, start
+from kvtools.server.grpc_services import one_message
 from kvtools.server.observer import Observer
 from kvtools.server.protos import POOL, message
 from kvtools.server.settings import Settings
@@ -342,6 +344,26 @@ def test_a_burst_is_answered_whole(held_up: float, catalog: Catalog, monkeypatch
         for answer in answers:
             assert ANSWERS[STATUS].FromString(answer.result()).model_version_status
     server.stop(0)
+
+
+def test_time_in_which_nobody_looked_does_not_count_against_a_message() -> None:
+    async def asked() -> bytes:
+        come = asyncio.Event()
+
+        async def requests() -> AsyncIterator[bytes]:
+            await come.wait()
+            yield b"a message"
+
+        request = asyncio.create_task(one_message(requests(), SimpleNamespace(abort=abort), limit=0.1))
+        await asyncio.sleep(0)  # it has begun
+        time.sleep(1)  # and the loop is held up
+        asyncio.get_running_loop().call_later(0.01, come.set)
+        return await request
+
+    async def abort(*of: Any) -> None:
+        raise AssertionError(of)
+
+    assert asyncio.run(asked()) == b"a message"
 
 
 def half_sent(*streams: int) -> bytes:
