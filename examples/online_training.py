@@ -113,7 +113,9 @@ def main() -> None:
         manager = tfplugin.CheckpointManager(
             saved, chain, max_to_keep=2, full_every=seconds / 3, delta_every=1 / INCREMENTS_PER_SECOND
         )
-        first = next(stream) if stream else generated(0.0, options, 0)
+        first = next(stream, None) if stream else generated(0.0, options, 0)
+        if first is None:
+            raise SystemExit(f"online_training.py: {options.data} has no lines")
         model.step(*first)  # makes the optimizer's slots, which a chain keeps from its first full on
         model.clock.upsert([0], [[0.0]])
         manager.save()
@@ -127,6 +129,8 @@ def main() -> None:
             assert not client.lookup("item", gone)[1].any(), "items that expired are served"
         members = [Path(member).name for member in manager.checkpoints]
         manager.close()
+    if not told["ages"]:
+        raise SystemExit(f"online_training.py: {options.data} ended before a row was served: it takes more lines")
     age = float(np.median(told["ages"]))
     assert age < options.freshness, f"what was served was {age:.2f} s old, in the median"
     if options.data is None:
@@ -238,9 +242,33 @@ def generated(now: float, options: argparse.Namespace, number: int) -> Clicks:
 def read_clicks(options: argparse.Namespace) -> Iterator[Clicks]:
     """Batches of the user's own clicks, in the order of the file."""
     with options.data.open() as file:
-        while lines := list(itertools.islice(file, options.batch)):
-            user, item, clicked = zip(*(line.rstrip().split(",")[:3] for line in lines), strict=True)
-            yield Clicks(np.array(user, np.int64), np.array(item, np.int64), np.array(clicked, np.float32))
+        for begin in itertools.count(1, options.batch):
+            lines = list(itertools.islice(file, options.batch))
+            if not lines:
+                return
+            try:
+                yield parse(lines)
+            except (ValueError, OverflowError):
+                raise SystemExit(f"online_training.py: {wrong_line(options.data, lines, begin)}") from None
+
+
+def parse(lines: list[str]) -> Clicks:
+    """Clicks of lines of user,item,click; what comes after these is left out."""
+    user, item, clicked = zip(*(line.rstrip().split(",")[:3] for line in lines), strict=True)
+    clicks = Clicks(np.array(user, np.int64), np.array(item, np.int64), np.array(clicked, np.float32))
+    if not np.isin(clicks.clicked, (0, 1)).all():
+        raise ValueError("a click is 0 or 1")
+    return clicks
+
+
+def wrong_line(path: Path, lines: list[str], begin: int) -> str:
+    """Says which of these lines is none of user,item,click, and what it should be."""
+    for number, line in enumerate(lines, begin):
+        try:
+            parse([line])
+        except (ValueError, OverflowError):
+            return f"{path}:{number}: {line.rstrip()!r} is not user,item,click: two integers of 64 bits, and 0 or 1"
+    raise AssertionError("every line by itself is right")
 
 
 def parse_options() -> argparse.Namespace:
@@ -256,6 +284,8 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.minutes <= 0 or min(options.batch, options.users, options.items) < 1:
         parser.error("--minutes, --batch, --users and --items must be positive")
+    if options.data is not None and not options.data.is_file():
+        parser.error(f"--data {options.data} is no file")
     return options
 
 

@@ -89,6 +89,7 @@ class AccessLog:
             log.error("%s; going on in the old file", error)
             return
         if self._path != "-":
+            self._torn = self._torn and os.path.sameopenfile(fd, self._fd)
             os.close(self._fd)
         self._fd = fd
 

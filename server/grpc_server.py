@@ -34,7 +34,7 @@ _LOG = logging.getLogger("kvtools.serve")
 _HEALTH_EVERY = 1.0  # how often the state that Watch tells is looked at, in s
 _HEADROOM = 1 << 20  # of a message: names and shapes beside the ids
 _SMALL = 131_072  # bytes of a request times numbers of a row: a fraction of a millisecond
-_MOST_STREAMS = 1024  # requests of a connection at a time; those beyond wait at the client
+_MOST_STREAMS = 1024  # requests of a connection at a time; those beyond wait at the client, or some are refused
 _NO_LIMIT = 2**31 - 1
 _MOST_WAIT = 24 * 3600  # s; whoever asks has a deadline of its own
 _MOST_DETAILS = 4096  # characters of an error: it goes as a header
@@ -46,6 +46,11 @@ _KINDS = {
 }
 
 Method = Callable[[bytes, Caller], bytes]
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Tell whether grpcio has more to say than that a client was gone when its answer was to be sent."""
+    return record.exc_info is None or getattr(record.exc_info[0], "__name__", "") != "ExecuteBatchError"
 
 
 def start(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> GrpcServer:
@@ -83,6 +88,7 @@ class GrpcServer:
         from kvtools.server import kserve_grpc, tensorflow_grpc
 
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what is wrong is told by us; heeded at gRPC's first import
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
         self._catalog = catalog
         self._settings = settings
         self._observer = observer
@@ -93,6 +99,7 @@ class GrpcServer:
         self._methods = {**tensorflow_grpc.methods(catalog, settings), **kserve_grpc.methods(catalog, settings)}
         self._waits = {tensorflow_grpc.RELOAD}
         self._running = 0
+        self._counting = threading.Lock()
         self._threads = ThreadPoolExecutor(settings.max_concurrent, "grpc")
         self._grace: float | None = None
         self._certificate: Any = None
@@ -206,6 +213,11 @@ class GrpcServer:
             return answer
         except ProtocolError as error:
             code, text = error.code, error.message
+        except asyncio.CancelledError:  # the client went away, or its deadline is over: nobody gets an answer
+            left = context.time_remaining()
+            code = "CANCELLED" if left is None or left > 0 else "DEADLINE_EXCEEDED"
+            self._tell(caller.told(_KINDS.get(name, ""), HTTP_STATUSES[code], code.lower(), len(data), 0))
+            raise
         except Exception as error:
             _LOG.error("answering %s: %s", name, error, exc_info=None if isinstance(error, KvtoolsError) else error)
             code, text = "INTERNAL", f"{type(error).__name__}; the server's log says more"
@@ -222,11 +234,15 @@ class GrpcServer:
             raise ProtocolError(
                 "RESOURCE_EXHAUSTED", f"{self._running} requests are being worked on, which is the most at a time"
             )
-        self._running += 1
-        try:
-            answer: bytes = await self._loop.run_in_executor(self._threads, method, data, caller)
-            return answer
-        finally:
+        work = self._threads.submit(method, data, caller)
+        with self._counting:
+            self._running += 1
+        work.add_done_callback(self._count_done)
+        return await asyncio.wrap_future(work)
+
+    def _count_done(self, work: Future[bytes]) -> None:
+        # In the thread that did it: a request whose client is gone takes its thread until then.
+        with self._counting:
             self._running -= 1
 
     def _tell(self, answered: Answered) -> None:

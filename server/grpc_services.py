@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from kvtools.server.protos import POOL, SERVICES
 
+_HELD_UP = 0.5  # a timer that is so late, in s, was of a loop that did not look at connections either
 _TO_BE_TOLD = 0.02  # what those that watch the health get to hear of the end before their streams do, in s
 
 
@@ -46,14 +47,21 @@ async def one_message(requests: AsyncIterator[bytes], context: Any, limit: float
     """
     task = asyncio.current_task()
     assert task is not None
+    loop = task.get_loop()
     expired = False
 
-    def expire() -> None:
-        nonlocal expired
+    def wait() -> asyncio.TimerHandle:
+        return loop.call_later(limit, expire, loop.time() + limit)
+
+    def expire(due: float) -> None:
+        nonlocal expired, timer
+        if loop.time() - due > _HELD_UP:  # so the message may have come, and nobody had looked
+            timer = wait()
+            return
         expired = True
         task.cancel()
 
-    timer = task.get_loop().call_later(limit, expire)
+    timer = wait()
     try:
         async for message in requests:
             return message

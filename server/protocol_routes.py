@@ -7,14 +7,16 @@ way through middleware and past some tens of routes costs more than a lookup of 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
+import anyio.to_thread
 from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 from starlette.datastructures import Headers
@@ -180,6 +182,8 @@ class Threads:
     def __init__(self, settings: Settings) -> None:
         self._most = settings.max_concurrent
         self._running = 0
+        # Beside the threads that all else takes, of which there are 40: metrics shall not wait for slow models.
+        self._limiter: anyio.CapacityLimiter | None = None
 
     async def run(self, work: Callable[[], Response], *, small: bool) -> Response:
         """Return what `work` returns; raises a `ProtocolError` if there is too much to do."""
@@ -190,8 +194,13 @@ class Threads:
                 "RESOURCE_EXHAUSTED", f"{self._running} requests are being worked on, which is the most at a time"
             )
         self._running += 1
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(self._most)
         try:
-            return await run_in_threadpool(work)
+            return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        except asyncio.CancelledError:  # by uvicorn alone, when the time of grace is over
+            message = "the server ends, and this was not done in time"
+            raise ProtocolError("UNAVAILABLE", message, headers={"Retry-After": "1"}) from None
         finally:
             self._running -= 1
 

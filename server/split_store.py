@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from kvtools.client import Client, ClientError, SplitModel, UnavailableError
-from kvtools.client.errors import CA_FILE
+from kvtools.client.errors import CA_FILE, MORE_TIME
 from kvtools.client.split_rows import check_exact, distinct_keys, rows_of_keys
 from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import numpy_dtype
@@ -47,6 +47,8 @@ _LOG = logging.getLogger("kvtools.serve")
 
 _WATCH_EVERY = 1.0  # s
 _WATCH_LIMIT = 2.0
+_HEDGE = 0.25  # s without an answer, after which another replica is asked, too
+_AWAY_LIMIT = 0.5  # for a request's rows while a server is known not to answer
 
 Rows = list[tuple[Array, Array]]
 LookUp = Callable[[SplitSignature, Sequence[Array], Settings], Rows]
@@ -215,8 +217,10 @@ class DenseStore(SavedModelStore):
             check_exact(one)
         given: dict[str, Any] = {"shards": shards, "export": model.export, "api_key": os.environ.get(API_KEY)}
         with _as_option():
-            client = Client(**given, ca_file=ca)
-            weakref.finalize(self, client.close)
+            client = Client(**given, ca_file=ca, hedge=_HEDGE)
+            hasty = Client(**given, ca_file=ca, hedge=_HEDGE, timeout=_AWAY_LIMIT)
+            for each in (client, hasty):
+                weakref.finalize(self, each.close)
             servers = _RowServers(model, Client(**given, ca_file=ca, timeout=_WATCH_LIMIT, retries=0))
             weakref.finalize(self, servers.close)
             client.tables()  # with the patience of lookups
@@ -228,7 +232,7 @@ class DenseStore(SavedModelStore):
         self.fingerprint = _fingerprint(model)
         self.reads = tuple(model.tables)
         self.signatures = _signatures(  # type: ignore[assignment]
-            model, self.signatures, _rows_from(client, servers)
+            model, self.signatures, _rows_from(client, hasty, servers)
         )
         self._servers = servers
         servers.watch()
@@ -253,7 +257,7 @@ class _RowServers:
     def look(self) -> None:
         """Ask all of them; raises `BadInputError` or `ClientError` where one has other rows than it should have."""
         listings, away = self._client.check()
-        self.away = away.replace(CA_FILE, CA_OPTION)
+        self.away = _in_our_words(away)
         for listing in listings:
             for name, table in self._model.tables.items():
                 own = listing.tables.get(name)
@@ -302,12 +306,16 @@ class _RowServers:
 
 @contextlib.contextmanager
 def _as_option() -> Iterator[None]:
-    """Have errors of the client name the option of the command line in place of its own."""
+    """Have errors of the client name options of the command line in place of its own."""
     try:
         yield
     except KvtoolsError as error:
-        error.args = (str(error).replace(CA_FILE, CA_OPTION), *error.args[1:])
+        error.args = (_in_our_words(str(error)), *error.args[1:])
         raise
+
+
+def _in_our_words(text: str) -> str:
+    return text.replace(CA_FILE, CA_OPTION).replace(MORE_TIME, "; see whether it hangs, or has too much to do")
 
 
 def _fingerprint(model: SplitModel) -> str:
@@ -341,12 +349,16 @@ def _rows_of(tables: Mapping[str, StoredTable], recent: Mapping[str, RecentKeys]
     return look_up
 
 
-def _rows_from(client: Client, servers: _RowServers) -> LookUp:
+def _rows_from(client: Client, hasty: Client, servers: _RowServers) -> LookUp:
+    """Return what asks `client` for rows, or `hasty` where it is known that a server does not answer."""
+
     def look_up(signature: SplitSignature, keys: Sequence[Array], settings: Settings) -> Rows:
         wanted, places = distinct_keys(signature, keys)
+        # Every request that waits takes a thread, of which other models have need, too.
+        asked = hasty if servers.away else client
         try:
             with _as_option():
-                answers = client.lookup_many(wanted, missing="zeros") if wanted else {}
+                answers = asked.lookup_many(wanted, missing="zeros") if wanted else {}
         except UnavailableError as error:
             servers.look_soon()
             message = f"the rows of this model are elsewhere: {one_line(str(error))}"

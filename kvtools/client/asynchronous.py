@@ -176,7 +176,7 @@ class AsyncTransport:
                     self._end(call, exchanges.pop(future))
         finally:
             if not call.done:
-                call.refuse(ClientError("the call was cancelled"))
+                call.refuse(ClientError("the call was cancelled"), time.monotonic())
             self._drop_stopped(call, exchanges)
 
     def _begin(self, attempt: Attempt, request: Request) -> _Exchange:

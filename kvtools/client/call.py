@@ -12,12 +12,15 @@ import random
 import time
 from dataclasses import dataclass
 
-from kvtools.client.errors import BadAnswerError, ClientError, TimeLimitError, UnavailableError
+from kvtools.client.errors import MORE_TIME, BadAnswerError, ClientError, TimeLimitError, UnavailableError
 from kvtools.client.http_answer import Answer, Request
 from kvtools.client.options import Options
 from kvtools.client.replicas import Replica, Replicas
 
 BUSY = frozenset({429, 502, 503, 504})
+
+_LOST_HEDGES = 3
+"""How often in a row another replica may be faster before one that answers nobody rests."""
 
 
 @dataclass(eq=False)
@@ -77,7 +80,9 @@ class Call:
         if self.done:
             return []
         if now >= self.deadline:
-            self._give_up(self._time_error())
+            error = self._time_error()
+            self._abandon(now, 1)
+            self._give_up(error)
             return []
         self._stop_expired(now)
         if self.done:  # The last attempt expired.
@@ -99,6 +104,7 @@ class Call:
 
     def answered(self, attempt: Attempt, answer: Answer, now: float) -> None:
         """Note that an answer is there."""
+        self.replicas.lives(attempt.replica, now)
         if not self._end(attempt):
             return
         if answer.status in BUSY:
@@ -111,6 +117,7 @@ class Call:
             return
         self.replicas.answered(attempt.replica, now - attempt.started)
         self.answer, self.replica, self._generation = answer, attempt.replica, attempt.generation
+        self._abandon(now, _LOST_HEDGES)
         self._finish()
 
     def failed(self, attempt: Attempt, error: Exception, now: float, *, stale: bool = False) -> None:
@@ -128,8 +135,9 @@ class Call:
         self.replicas.rest(attempt.replica, now + self._options.rest)
         self._after_failure(attempt.replica, f": {_one_line(str(error) or type(error).__name__)}", now)
 
-    def refuse(self, error: ClientError) -> None:
-        """End the call with an error."""
+    def refuse(self, error: ClientError, now: float) -> None:
+        """End the call with an error: nobody waits for it any more."""
+        self._abandon(now, _LOST_HEDGES)
         self._give_up(error)
 
     def _start(self, replica: Replica, now: float) -> Attempt:
@@ -177,11 +185,10 @@ class Call:
                 self.failed(attempt, TimeoutError(what), now)
 
     def _expiry(self, attempt: Attempt) -> tuple[float, str]:
-        if not attempt.connected:
+        limit = math.inf if self._options.attempt_timeout is None else self._options.attempt_timeout
+        if not attempt.connected and self._options.connect_timeout < limit:
             return attempt.started + self._options.connect_timeout, "connecting took too long; see connect_timeout"
-        if self._options.attempt_timeout is not None:
-            return attempt.started + self._options.attempt_timeout, "no answer within attempt_timeout"
-        return math.inf, ""
+        return attempt.started + limit, "no answer within attempt_timeout"
 
     def _hedge_at(self, otherwise: float | None = None) -> float:
         if otherwise == math.inf or len(self.running) != 1 or len(self.replicas.all) < 2:
@@ -190,11 +197,19 @@ class Call:
         return math.inf if delay is None else self.running[0].started + float(delay)
 
     def _time_error(self) -> TimeLimitError:
-        why = f" ({self._failed()})" if self._failures else ""
+        silent = []
+        if len(self.replicas.all) > 1:
+            silent = [f"{attempt.replica.endpoint.shown} did not answer" for attempt in self.running]
+        why = f" ({'; '.join([*self._failures.values(), *silent])})" if self._failures or silent else ""
         return TimeLimitError(
-            f"{self._doing()}: no answer within {self._options.timeout:g} s{why}; raise timeout=, or ask for less",
+            f"{self._doing()}: no answer within {self._options.timeout:g} s{why}{MORE_TIME}",
             self._retry_after,
         )
+
+    def _abandon(self, now: float, patience: int) -> None:
+        """Note that nobody waits for the attempts that are under way any more; see `Replicas.abandoned`."""
+        for attempt in self.running:
+            self.replicas.abandoned(attempt.replica, attempt.started, now + self._options.rest, patience)
 
     def _give_up(self, error: ClientError) -> None:
         self.error = error

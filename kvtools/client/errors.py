@@ -8,6 +8,8 @@ from kvtools.errors import KvtoolsError
 
 CA_FILE = "ca_file="
 """What names a certificate authority, in the words of errors."""
+MORE_TIME = "; raise timeout=, or ask for less"
+"""What to do about a time limit, in the words of errors."""
 
 
 class ClientError(KvtoolsError):

@@ -17,7 +17,11 @@ _HEDGES_PER_CALL = 0.1
 
 
 class Replica:
-    """One server. `checked`: it was found to be what it should be, when its models had `versions`; see `Session`."""
+    """One server. `checked`: it was found to be what it should be, when its models had `versions`; see `Session`.
+
+    `answered_at` is when it last answered anything, and `abandoned` how many requests in a row nobody waited for any
+    more since then.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -27,6 +31,8 @@ class Replica:
         self.versions: dict[str | None, int] = {}
         self.misses = 0
         self.generation = 0
+        self.answered_at = -math.inf
+        self.abandoned = 0
 
     def forget(self) -> None:
         """Note that another server may be there now, or another version."""
@@ -104,6 +110,26 @@ class Replicas:
         """Leave a replica alone until then, while there are others."""
         with self._lock:
             replica.rests_until = max(replica.rests_until, until)
+
+    def lives(self, replica: Replica, now: float) -> None:
+        """Note that a replica said something, if only that it is busy."""
+        with self._lock:
+            replica.answered_at, replica.abandoned = now, 0
+
+    def abandoned(self, replica: Replica, since: float, until: float, patience: int) -> None:
+        """Note that nobody waits any more for the answer to a request that began at `since`.
+
+        If the replica answered nothing else since then it may hang, or be gone without a word. It is forgotten, as its
+        connection is closed, and rests until `until` if this is the `patience`th time in a row: one that is merely
+        slower than another now and then does not, which would leave nobody to hedge with.
+        """
+        with self._lock:
+            if replica.answered_at >= since:
+                return
+            replica.abandoned += 1
+            if replica.abandoned >= patience:
+                replica.rests_until = max(replica.rests_until, until)
+        replica.forget()
 
     def answered(self, replica: Replica, seconds: float) -> None:
         """Note an answer, and how long it took."""

@@ -244,6 +244,33 @@ class Session:
     def _deadline(self) -> float:
         return time.monotonic() + self.options.timeout
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the rows of other shards are wanted where one does not answer."""
+        return len(self.shards) > 1 and self.options.shard_down == "missing"
+
+    def _share(self, deadline: float) -> float:
+        """Return until when some requests may take that go at once.
+
+        Where a shard that does not answer only has missing rows, it is waited for half of the time that is left: with
+        no time after it, the rows of the others could not be asked for, or not be checked.
+        """
+        now = time.monotonic()
+        return now + (deadline - now) / 2 if self._goes_on else deadline
+
+    def _at_once(self, pieces: list[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
+        """Return the pieces that go now, and those that wait: a shard that does not answer shall not hold others up."""
+        if not self._goes_on:
+            return pieces, []
+        most = max(1, self.options.at_once // len(self.shards))
+        now: list[_Piece] = []
+        later: list[_Piece] = []
+        asked = [0] * len(self.shards)
+        for piece in pieces:
+            (now if asked[piece.shard] < most else later).append(piece)
+            asked[piece.shard] += 1
+        return now, later
+
     def _call(self, piece: _Piece, missing: Missing | None, deadline: float) -> Call:
         headers = {**self._headers, "Content-Type": MEDIA_TYPE, "Accept": f"{MEDIA_TYPE}, application/json;q=0.5"}
         request = Request("POST", f"/v1/tables:lookup{self._query}", headers, encode_request(piece.parts, missing))
@@ -268,9 +295,11 @@ class Session:
         return pieces
 
     def _look_up(self, pieces: list[_Piece], known: Tables, missing: Missing | None, deadline: float) -> Steps[None]:
-        asked, rounds = pieces, 0
-        while asked:
-            calls = [self._call(piece, missing, deadline) for piece in asked]
+        waiting, rounds = pieces, 0
+        down: set[int] = set()
+        while waiting:
+            asked, later = self._at_once(waiting)
+            calls = [self._call(piece, missing, self._share(deadline)) for piece in asked]
             yield calls
             smaller: list[_Piece] = []
             answered: list[tuple[_Piece, Call, bool]] = []
@@ -278,6 +307,7 @@ class Session:
             for piece, call in zip(asked, calls, strict=True):
                 if isinstance(call.error, UnavailableError) and self.options.shard_down == "missing":
                     pieces = [one for one in pieces if one is not piece]
+                    down.add(piece.shard)
                     continue
                 halves = _halves(piece) if _is_too_large(call) else []
                 if halves:
@@ -302,7 +332,7 @@ class Session:
                     "looking up: the servers changed versions, or were lost, again and again while they were asked; ask"
                     " for fewer keys at once"
                 )
-            asked = smaller + older + unsure
+            waiting = smaller + older + unsure + [piece for piece in later if piece.shard not in down]
 
     def _decode(self, call: Call, parts: Sequence[TableKeys], known: Tables) -> tuple[int, Sequence[TableRows]]:
         answer = _checked(call)
@@ -331,7 +361,8 @@ class Session:
 
     def _describe(self, deadline: float) -> Steps[Tables]:
         """Ask each shard for its tables."""
-        calls = [Call(self._listing_request(), shard, self.options, deadline) for shard in self.shards]
+        share = self._share(deadline)
+        calls = [Call(self._listing_request(), shard, self.options, share) for shard in self.shards]
         yield calls
         listings: list[Tables] = []
         for number, call in enumerate(calls):
@@ -413,9 +444,8 @@ class Session:
         if not new:
             return []
         request = self._listing_request()
-        calls = [
-            Call(request, self.shards[piece.shard].only(one), self.options, deadline) for piece, one in new.values()
-        ]
+        share = self._share(deadline)
+        calls = [Call(request, self.shards[piece.shard].only(one), self.options, share) for piece, one in new.values()]
         yield calls
         lost: set[int] = set()
         for call, (piece, replica) in zip(calls, new.values(), strict=True):
@@ -468,7 +498,8 @@ class Session:
             replica.checked = replica.misses >= _SUSPECT_MISSES
             parts = [TableKeys(part.table, part.keys[:_SUSPECT_KEYS]) for part in piece.parts]
             about += [(piece, replica, other, parts) for other in range(len(self.shards)) if other != piece.shard]
-        calls = [self._call(_Piece(other, parts=parts), "zeros", deadline) for _, _, other, parts in about]
+        share = self._share(deadline)
+        calls = [self._call(_Piece(other, parts=parts), "zeros", share) for _, _, other, parts in about]
         if calls:
             yield calls
         for call, (piece, replica, other, parts) in zip(calls, about, strict=True):

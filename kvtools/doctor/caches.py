@@ -26,13 +26,16 @@ def check_caches() -> Iterator[Check]:
     disk = shutil.disk_usage(there)
     # Root may write anywhere, and yet there is no room for files in what the kernel makes up.
     if not os.access(there, os.W_OK) or not there.is_dir() or not disk.total:
-        yield Check("folder", "error", f"{folder} cannot be written", "set KVTOOLS_CACHE_DIR to a folder that can be")
-        return
-    value = f"{folder}{'' if folder.exists() else ' (not there yet)'}, {_size(disk.free)} free"
-    if disk.free < _NEEDED:
-        yield Check("folder", "warning", value, "make room, or set KVTOOLS_CACHE_DIR")
+        value, way_out = f"{folder} cannot be written", "set KVTOOLS_CACHE_DIR to a folder that can be"
+        if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK) or not any(folder.iterdir()):
+            yield Check("folder", "error", value, way_out)
+            return
+        # As of an image that was made with them: that does for what they were compiled for.
+        yield Check("folder", "note", f"{value}: what is in it is used", f"for more, {way_out}")
+    elif disk.free < _NEEDED:
+        yield Check("folder", "warning", _value(folder, disk.free), "make room, or set KVTOOLS_CACHE_DIR")
     else:
-        yield Check("folder", "ok", value)
+        yield Check("folder", "ok", _value(folder, disk.free))
     for prefix, what in _KINDS.items():
         found = sorted(path for path in (folder.iterdir() if folder.exists() else ()) if path.name.startswith(prefix))
         if not found:
@@ -45,6 +48,10 @@ def check_caches() -> Iterator[Check]:
             f"{_size(total)} in {files}",
             f"all of it may be deleted at any time: rm -r {folder / prefix}*" if total > _MUCH else "",
         )
+
+
+def _value(folder: Path, free: int) -> str:
+    return f"{folder}{'' if folder.exists() else ' (not there yet)'}, {_size(free)} free"
 
 
 def _bytes(folder: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -114,6 +116,47 @@ def test_an_attempt_that_takes_too_long_is_repeated() -> None:
     assert one.stopped == [first] and name(first) != name(second)
     one.answered(second, answer(), 4)
     assert one.done and one.error is None
+
+
+def test_an_attempt_that_takes_too_long_is_repeated_though_nobody_says_that_it_is_connected() -> None:
+    one = call(replicas=2, attempt_timeout=0.3, connect_timeout=1)
+    (first,) = one.due(0)
+    assert one.wake == 0.3
+    (second,) = one.due(0.3)
+    assert one.stopped == [first] and name(first) != name(second)
+
+
+def test_a_replica_that_answers_nobody_within_the_limit_rests_and_is_looked_at_anew() -> None:
+    one = call(replicas=2, deadline=10, rest=5)
+    silent = started(one, 0).replica
+    silent.checked = True
+    one.due(10)
+    assert re.search(rf"no answer within 10 s \({silent.endpoint.shown} did not answer\); raise", str(one.error))
+    assert not silent.checked
+    assert one.replicas.take(14) is not silent and one.replicas.take(14) is not silent
+
+
+def test_a_replica_that_answers_others_meanwhile_does_not_rest() -> None:
+    group = Replicas([endpoint_of(f"http://host{i}:1") for i in range(2)])
+    one, *others = (Call(ASK, group, Options(), 10) for _ in range(4))
+    replica = started(one, 0).replica
+    replica.checked = True
+    for other, attempt in [(other, started(other, 1)) for other in others]:  # of all replicas
+        other.answered(attempt, answer(), 2)
+    one.due(10)
+    assert replica.checked and replica in {group.take(10), group.take(10)}
+
+
+def test_a_replica_that_loses_hedges_rests_if_it_answers_nobody() -> None:
+    group = Replicas([endpoint_of(f"http://host{i}:1") for i in range(2)])
+    hung = group.all[0]
+    for at in range(0, 60, 10):
+        hung.checked = True
+        one = Call(ASK, group, Options(hedge=0.5), at + 10)
+        first = started(one, at)
+        one.answered(started(one, at + 0.5) if first.replica is hung else first, answer(), at + 0.6)
+        assert hung.checked == (first.replica is not hung)
+        assert (hung.rests_until > at + 0.6) == (at == 40)  # the third time
 
 
 def test_an_idle_connection_that_was_closed_costs_no_attempt() -> None:

@@ -56,11 +56,11 @@ def urls(pieces: list[Path]) -> Iterator[list[str]]:
         yield [stack.enter_context(real_server(static_catalog(TableStore(piece)), max_keys=50)) for piece in pieces]
 
 
-def shard(number: int, *, said: bool = True, version: int = 1) -> Any:
+def shard(number: int, *, said: bool = True, version: int = 1, **limits: int) -> Any:
     """Answers of one of two shards: keys 0 to 99, whose rows are themselves."""
     rows = {key: [float(key)] for key in range(number, 100, 2)}
     described = {"rule": RULE, "number": number, "of": 2} if said else None
-    return rows_of({"a": rows}, 1, version=version, shard=described)
+    return rows_of({"a": rows}, 1, version=version, shard=described, **limits)
 
 
 def closing(answers: Any) -> Any:
@@ -267,6 +267,24 @@ def test_a_hedge_is_not_answered_by_another_shard(make_client: Any) -> None:
             for _ in range(3):
                 client.lookup("a", np.arange(10))
         free.set()
+
+
+def test_a_shard_that_hangs_leaves_time_for_the_rows_of_others() -> None:
+    free = threading.Event()
+    hung, right = (shard(number, max_keys=10) for number in range(2))
+
+    def silent(asked: Any) -> bytes | None:
+        if asked.line.startswith("POST"):
+            free.wait(20)
+        return hung(asked)
+
+    # What closes its connections is looked at again after each answer.
+    with fake_server(silent) as zero, fake_server(closing(right)) as one:
+        with Client(shards=[zero.url, one.url], shard_down="missing", timeout=2, at_once=4) as client:
+            rows, found = client.lookup("a", np.arange(100))
+        free.set()
+    odd = np.arange(100) % 2 == 1
+    assert found.tolist() == odd.tolist() and rows[:, 0].tolist() == (np.arange(100) * odd).tolist()
 
 
 def test_rows_of_a_server_that_is_lost_before_it_says_what_it_has_are_not_used(make_client: Any) -> None:

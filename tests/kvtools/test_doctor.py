@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import resource
 import socket
 import sys
@@ -260,6 +261,10 @@ def test_caches_are_counted_by_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = by_name(check_caches())
     assert found["compiled ops"].value == "2.0 MiB in 2 sets"
     assert found["snapshots of what was served"].value == "1.0 MiB in 1 entries"
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # as of an image that is mounted to be read
+    found = by_name(check_caches())
+    assert found["folder"].status == "note" and "what is in it is used" in found["folder"].value
+    assert found["compiled ops"].status == "ok"
 
 
 def test_a_cache_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

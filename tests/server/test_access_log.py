@@ -254,9 +254,16 @@ def test_lines_go_on_whole_when_there_is_room_again(
     log._write(b"".join(lines))
     room[0] = 1 << 20
     log._write(lines[0])
+    room[0] = 10
+    log._write(lines[1])
+    (tmp_path / "log").rename(tmp_path / "old")
+    log._open_again()
+    room[0] = 1 << 20
+    log._write(lines[2])
     monkeypatch.undo()
     log.close()
-    kept = (tmp_path / "log").read_bytes().splitlines(keepends=True)
-    assert kept == [lines[0], lines[0][:10] + b"\n", lines[0]], "the one that was cut stands alone"
-    assert log.dropped == 5
+    assert (tmp_path / "log").read_bytes() == lines[2], "nothing is cut in the new file"
+    kept = (tmp_path / "old").read_bytes().splitlines(keepends=True)
+    assert kept == [lines[0], lines[0][:10] + b"\n", lines[0], lines[1][:10]], "the one that was cut stands alone"
+    assert log.dropped == 6
     assert "the access log is written again" in caplog.text

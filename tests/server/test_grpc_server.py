@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ import grpc
 from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError
 from kvtools.server.catalog import Catalog, ServedModel, static_catalog
 from kvtools.server.grpc_server import GrpcServer, start
+from kvtools.server.grpc_services import one_message
+from kvtools.server.observer import Observer
 from kvtools.server.protos import POOL, message
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
@@ -270,6 +273,38 @@ def test_a_request_in_hand_is_answered_at_the_end(catalog: Catalog, monkeypatch:
         assert not ending.is_alive()
 
 
+def test_a_request_that_nobody_waits_for_is_told_and_takes_its_thread_until_it_is_done(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer = Observer()
+    server = start(catalog, Settings(grpc_port=0, max_concurrent=2), observer)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    method = server._methods[STATUS]
+
+    def wait(data: bytes, caller: Any) -> bytes:
+        begun.release()
+        go_on.wait(60)
+        return method(data, caller)
+
+    monkeypatch.setitem(server._methods, STATUS, wait)
+    monkeypatch.setattr(server, "_is_small", lambda data: False)  # in a thread
+    request = REQUESTS[STATUS](model_spec={"name": "default"}).SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        late, gone = (channel.unary_unary(STATUS).future(request, timeout=limit) for limit in (0.3, 60))
+        assert begun.acquire(timeout=60) and begun.acquire(timeout=60)
+        gone.cancel()
+        assert late.exception().code().name == "DEADLINE_EXCEEDED"
+        while sum(observer.requests.values()) < 2:
+            time.sleep(0.001)
+        assert set(observer.requests) <= {499, 504}
+        assert refused(channel, STATUS, request)[0] == "RESOURCE_EXHAUSTED"
+        go_on.set()
+        while server._running:
+            time.sleep(0.001)
+        assert send(channel, STATUS, request)
+    server.stop(0)
+
+
 def test_streams_end_with_the_server(catalog: Catalog) -> None:
     server = start(catalog, Settings(grpc_port=0))
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -311,6 +346,26 @@ def test_a_burst_is_answered_whole(held_up: float, catalog: Catalog, monkeypatch
     server.stop(0)
 
 
+def test_time_in_which_nobody_looked_does_not_count_against_a_message() -> None:
+    async def asked() -> bytes:
+        come = asyncio.Event()
+
+        async def requests() -> AsyncIterator[bytes]:
+            await come.wait()
+            yield b"a message"
+
+        request = asyncio.create_task(one_message(requests(), SimpleNamespace(abort=abort), limit=0.1))
+        await asyncio.sleep(0)  # it has begun
+        time.sleep(1)  # and the loop is held up
+        asyncio.get_running_loop().call_later(0.01, come.set)
+        return await request
+
+    async def abort(*of: Any) -> None:
+        raise AssertionError(of)
+
+    assert asyncio.run(asked()) == b"a message"
+
+
 def half_sent(*streams: int) -> bytes:
     """What begins a connection and calls of Predict with 4 bytes of a message of 4,096."""
     head = b"".join(
@@ -331,6 +386,21 @@ def half_sent(*streams: int) -> bytes:
         frames += len(head).to_bytes(3, "big") + b"\1\4" + stream + head  # HEADERS, END_HEADERS
         frames += len(half).to_bytes(3, "big") + b"\0\0" + stream + half  # DATA
     return frames
+
+
+def test_an_answer_that_nobody_takes_any_more_is_no_traceback(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    server = start(catalog, Settings(grpc_port=0))
+    monkeypatch.setitem(server._methods, PREDICT, lambda data, caller: bytes(1 << 20))
+    rest = b"\0\x0f\xfc\0\1\0\0\0\1" + bytes(4092)  # DATA, END_STREAM
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(half_sent(1) + rest)
+        received = 0
+        while received < 60_000:  # as much of an answer as is sent without being asked for more
+            received += len(connection.recv(4096))
+    server.stop(5)
+    assert not caplog.records
 
 
 def test_half_open_streams_hold_up_nobody(catalog: Catalog) -> None:

@@ -16,7 +16,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
+import anyio.to_thread
 from fastapi import Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.testclient import TestClient
 
 from kvtools.server.app import create_app
@@ -320,6 +322,28 @@ def test_an_answer_of_many_numbers_is_sent_while_it_is_made(
     assert np.array(answer.json()["outputs"][0]["data"], np.float32).tobytes() == sample.values.tobytes()
 
 
+def test_a_request_that_the_end_of_the_server_cuts_off_is_told_to_come_again() -> None:
+    threads = Threads(Settings())
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> Response:
+        begun.set()
+        assert go_on.wait(30)
+        return Response(b"late")
+
+    async def ask() -> None:
+        task = asyncio.create_task(threads.run(wait, small=False))
+        assert await asyncio.to_thread(begun.wait, 30)
+        task.cancel()  # as uvicorn does when the time of grace is over
+        with pytest.raises(ProtocolError, match="the server ends") as caught:
+            await task
+        refusal = error_response(caught.value)
+        assert (refusal.status_code, refusal.headers["retry-after"]) == (503, "1")
+        go_on.set()
+
+    asyncio.run(ask())
+
+
 def test_requests_beyond_what_is_worked_on_at_a_time_are_told_to_come_again() -> None:
     threads = Threads(Settings(max_concurrent=1))
     go_on = threading.Event()
@@ -337,6 +361,8 @@ def test_requests_beyond_what_is_worked_on_at_a_time_are_told_to_come_again() ->
         assert (refusal.status_code, refusal.headers["retry-after"]) == (429, "1")
         small = await threads.run(lambda: Response(b"small"), small=True)  # what takes no thread needs no place
         assert small.body == b"small"
+        anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+        assert await run_in_threadpool(lambda: "metrics") == "metrics"  # they have threads of their own
         go_on.set()
         assert (await first).body == b"large"
 

@@ -68,7 +68,7 @@ def report_of(
         for name, ranks, marks, shared in (
             ("2", 2, "not thorough", True),
             ("2-thorough", 2, "thorough", True),
-            ("1", 1, "", True),
+            ("1", 1, "not thorough", True),
             ("3", 3, "not thorough", True),
             ("2-over-horovod", 2, "not thorough", False),
         )

@@ -1,8 +1,9 @@
-"""Which cases of a grid `make test` runs, asked of pytest itself on a small file."""
+"""Which tests run, by grid and by time, asked of pytest itself on a small file."""
 
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import durations
@@ -45,7 +46,7 @@ def folder(tmp_path_factory):
 
 
 def run(folder, *options):
-    plugins = ["-p", "grids", "-p", "durations", "-p", "no:cacheprovider"]
+    plugins = ["-p", "grids", "-p", "durations", "-p", "time_limit", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", "-q", *plugins, *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment |= {"PYTHONPATH": str(Path(__file__).parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -92,3 +93,9 @@ def test_what_tests_take_becomes_a_table(folder):
     text = page.read_text()
     assert text.startswith(f"# Tests\n\n{durations.BEGIN}| file |") and text.endswith(f"{durations.END}\nmore\n")
     assert "| test_some.py | 17 | 0.0 | 17 | 0.0 |" in text and "old" not in text
+
+
+def test_what_has_not_begun_in_time_is_left_out_and_counted(folder):
+    assert "34 passed" in run(folder, f"--until={time.time() + 3600}")
+    printed = run(folder, "--until=1", "-rs")
+    assert "34 skipped" in printed and "SKIPPED [34]" in printed and "LEFT OUT" in printed and "passed" not in printed

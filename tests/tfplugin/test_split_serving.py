@@ -26,7 +26,7 @@ pytest.importorskip("grpc")
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
-from lookup_servers import certificate, real_server
+from lookup_servers import certificate, fake_server, http, real_server
 from serving_processes import serving
 
 from kvtools.cli.main import main
@@ -225,6 +225,25 @@ def test_rows_from_shards(models: Path, trained: dict[int, Any], tmp_path: Path)
         for signature in SIGNATURES:
             fed = request(signature, random)
             assert matches(asked(trained[1], signature, fed), run(dense, signature, fed))
+
+
+def test_a_replica_of_the_rows_that_hangs_costs_no_answer(models: Path, trained: dict[int, Any], rows: str) -> None:
+    free = threading.Event()
+
+    def hangs(asked: Any) -> bytes | None:
+        if asked.line.startswith("POST"):
+            free.wait(60)
+            return None
+        with urllib.request.urlopen(urllib.request.Request(rows + "/v1/tables", headers=asked.headers)) as answer:
+            return http(200, answer.read())
+
+    with fake_server(hangs) as hung:
+        dense = DenseStore(models / "1", [[hung.url, rows]])
+        fed = request("serving_default", np.random.default_rng(8))
+        for _ in range(2):
+            assert matches(asked(trained[1], "serving_default", fed), run(dense, "serving_default", fed))
+        assert hung.lookups
+        free.set()
 
 
 def test_rows_of_another_export_are_never_taken(models: Path) -> None:
