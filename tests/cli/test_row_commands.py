@@ -437,7 +437,11 @@ def test_scan_takes_whole_numbers_only(path: str, capsys: Capture, word: str) ->
 def test_rows_are_told_the_part_that_they_lie_in(sample_path: Path, capsys: Capture) -> None:
     whole = ["-7", "-3", "-1", "0", "1", "2", "5"]
     parts = {int(key): int(key) % 3 for key in whole}
-    for line in (f"get {' '.join(whole)}", "scan --from -7 --to 5", "top --by part -n 11 --where 'key between -7 and 5'"):
+    for line in (
+        f"get {' '.join(whole)}",
+        "scan --from -7 --to 5",
+        "top --by part -n 11 --where 'key between -7 and 5'",
+    ):
         found = rows_of(capsys, str(sample_path), f"{line} --table ads/emb --columns part")
         assert {row["key"]: row["part"] for row in found} == parts, line
     found = rows_of(capsys, str(sample_path), f"get {' '.join(whole)} --table ads/emb --where 'part = 2'")
