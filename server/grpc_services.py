@@ -49,6 +49,7 @@ async def one_message(requests: AsyncIterator[bytes], context: Any, limit: float
     assert task is not None
     loop = task.get_loop()
     expired = False
+    timer: asyncio.TimerHandle
 
     def wait() -> asyncio.TimerHandle:
         return loop.call_later(limit, expire, loop.time() + limit)
