@@ -78,7 +78,7 @@ def run(
     Every row is compared, in float64 where it matters, so the answer is exact; equally near rows come in
     the order of their keys. A key is not its own neighbour. With --of, rows are of one table and
     neighbours of others. Rows with a NaN or an infinity have no neighbours and are none, nor, by cosine, rows of
-    zeros; they are counted on stderr. Exits with 3 where no key is in a table.
+    zeros; they are counted on stderr. Exits with 3 where no key has any.
 
     \b
     Examples:

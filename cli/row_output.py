@@ -183,7 +183,8 @@ def _csv_names(schema: TableSchema, choice: ColumnChoice, more: Sequence[str]) -
     names += more
     names += [f"value.{i}" for i in range(schema.dim)] if asked.values else []
     slots = [slot for slot in schema.slots if asked.slots and (choice.slots is None or slot.name in choice.slots)]
-    return names + [f"{slot.name}.{i}" for slot in slots for i in range(slot.width)]
+    labels = [f"slot_{slot.name}" if slot.name == "value" else slot.name for slot in slots]  # as of `kvtools sql`
+    return names + [f"{label}.{i}" for label, slot in zip(labels, slots, strict=True) for i in range(slot.width)]
 
 
 def _print_text(rows: Iterator[Rows], choice: ColumnChoice) -> None:

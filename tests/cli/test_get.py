@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtools.array_table import ArrayTable
+from kvtools.array_table import ArrayTable, table_from_arrays
 from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.migrate import write_tables
@@ -67,6 +67,17 @@ def test_json_lines_from_stdin(sample_path: Path, capsys: Capture, monkeypatch: 
     assert main(["get", str(sample_path), "--keys-file", "-", "--columns", "values", "--json-lines"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["key"] for row in rows] == [5, -7, 5] and list(rows[0]) == ["table", "key", "value"]
+
+
+def test_no_two_columns_of_csv_have_one_name(tmp_path: Path, capsys: Capture) -> None:
+    keys, rows = np.arange(2), np.ones((2, 2), np.float32)
+    table = table_from_arrays("t", keys, rows, slots={"value": 3 * rows, "m": rows})
+    write_tables([table], str(tmp_path / "a.npz"), "npz")
+    assert main(["get", str(tmp_path / "a.npz"), "1", "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "key,value.0,value.1,slot_value.0,slot_value.1,m.0,m.1",
+        "1,1.0,1.0,3.0,3.0,1.0,1.0",
+    ]
 
 
 def test_csv(sample_path: Path, capsys: Capture) -> None:
