@@ -109,11 +109,10 @@ class Call:
             return
         if answer.status in BUSY:
             wait = _retry_after(answer.headers.get("retry-after"))
-            text = bytes(answer.body[:2000]).decode("utf-8", "replace")
             if wait is not None:
                 self._retry_after = wait
             self.replicas.rest(attempt.replica, now + (self._options.backoff if wait is None else wait))
-            self._after_failure(attempt.replica, f" said {answer.status}: {_one_line(text)}", now)
+            self._after_failure(attempt.replica, f" said {answer.status}: {_one_line(answer.error()[1])}", now)
             return
         self.replicas.answered(attempt.replica, now - attempt.started)
         self.answer, self.replica, self._generation = answer, attempt.replica, attempt.generation

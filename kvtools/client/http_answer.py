@@ -6,6 +6,7 @@ and asyncio has no HTTP at all. What a server answers to a lookup is a small par
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -55,6 +56,14 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: Body
+
+    def error(self) -> tuple[str, str]:
+        """Return code and message of an error of `kvtools serve`; of another server, "" and what it says, in a line."""
+        try:
+            error = json.loads(self.body.tobytes())["error"]
+            return str(error.get("code", "")), str(error.get("message", ""))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return "", " ".join(self.body[:2000].tobytes().decode("utf-8", "replace").split())[:300]
 
 
 class AnswerReader:

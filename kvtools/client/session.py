@@ -6,7 +6,6 @@ the caller wants. `Client` and `AsyncClient` differ in who moves the calls, and 
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import urllib.parse
@@ -610,13 +609,8 @@ def _checked(call: Call) -> Answer:
     answer = call.answer
     if answer.status == 200:
         return answer
-    code, message = "", ""
-    try:
-        error = json.loads(answer.body.tobytes())["error"]
-        code, message = str(error.get("code", "")), str(error.get("message", ""))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        text = answer.body[:200].tobytes().decode("utf-8", "replace")
-        message = " ".join(text.split()) or "without a word; check that the URL is that of kvtools serve"
+    code, message = answer.error()
+    message = message or "without a word; check that the URL is that of kvtools serve"
     doing = f"asking {call.replicas.name}{' at ' * bool(call.replicas.name)}{_place(call)}"
     if code == "unknown_table":
         raise UnknownTableError(f"{doing}: {message}")
