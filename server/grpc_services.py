@@ -51,18 +51,15 @@ async def one_message(requests: AsyncIterator[bytes], context: Any, limit: float
     expired = False
     timer: asyncio.TimerHandle
 
-    def wait() -> asyncio.TimerHandle:
-        return loop.call_later(limit, expire, loop.time() + limit)
-
-    def expire(due: float) -> None:
+    def expire() -> None:
         nonlocal expired, timer
-        if loop.time() - due > _HELD_UP:  # so the message may have come, and nobody had looked
-            timer = wait()
+        if loop.time() - timer.when() > _HELD_UP:  # so the message may have come, and nobody had looked
+            timer = loop.call_later(limit, expire)
             return
         expired = True
         task.cancel()
 
-    timer = wait()
+    timer = loop.call_later(limit, expire)
     try:
         async for message in requests:
             return message

@@ -216,12 +216,13 @@ class DenseStore(SavedModelStore):
         for one in model.signatures.values():
             check_exact(one)
         given: dict[str, Any] = {"shards": shards, "export": model.export, "api_key": os.environ.get(API_KEY)}
+        given["ca_file"] = ca
         with _as_option():
-            client = Client(**given, ca_file=ca, hedge=_HEDGE)
-            hasty = Client(**given, ca_file=ca, hedge=_HEDGE, timeout=_AWAY_LIMIT)
+            client = Client(**given, hedge=_HEDGE)
+            hasty = Client(**given, hedge=_HEDGE, timeout=_AWAY_LIMIT)
             for each in (client, hasty):
                 weakref.finalize(self, each.close)
-            servers = _RowServers(model, Client(**given, ca_file=ca, timeout=_WATCH_LIMIT, retries=0))
+            servers = _RowServers(model, Client(**given, timeout=_WATCH_LIMIT, retries=0))
             weakref.finalize(self, servers.close)
             client.tables()  # with the patience of lookups
             servers.look()

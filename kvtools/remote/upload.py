@@ -144,10 +144,14 @@ class _Upload:
             OutputError: with what is left, where what was put cannot be removed again.
         """
         begun: list[tuple[str, ...]] = []
+
+        def put_one(path: tuple[str, ...]) -> None:
+            self._put(paths[path], path, begun)
+
         try:
-            self._all(order[:-1], lambda path: self._put(paths[path], path, begun))
+            self._all(order[:-1], put_one)
             self._check({path: paths[path] for path in order[:-1]})
-            self._put(paths[order[-1]], order[-1], begun)
+            self._all(order[-1:], put_one)
         except BaseException as error:
             left = self.remove(begun[::-1])
             if left and isinstance(error, KvtoolsError):
@@ -156,7 +160,7 @@ class _Upload:
 
     def put_over(self, file: Path, path: tuple[str, ...]) -> None:
         """Put one file where another may be: it takes its place at once, or not at all, so nothing is taken back."""
-        self._put(file, path, [])
+        self._all([path], lambda path: self._put(file, path, []))
 
     def replace(
         self,
@@ -242,11 +246,7 @@ class _Upload:
         if self.store.scheme in ("s3", "s3a"):  # what lies in memory: parts at once, of files at once
             size = max(_PART_BYTES, file.stat().st_size // _MOST_PARTS)
             options = {"chunksize": size, "max_concurrency": _FILES_AT_ONCE, "callback": _stopping(self._stop)}
-        # On a thread of its own: an interrupt arrives here, and s3fs takes back what it put when the callback raises.
-        put = lambda path: self.store.call(  # noqa: E731
-            self._doing, lambda: self.store.fs.put_file(str(file), name, **options), writing=True
-        )
-        self._all([path], put)
+        self.store.call(self._doing, lambda: self.store.fs.put_file(str(file), name, **options), writing=True)
 
     def _copy(self, staging: _Upload, path: tuple[str, ...]) -> None:
         source, name = staging.name_of(path), self.name_of(path)
@@ -283,6 +283,8 @@ class _Upload:
                 )
 
     def _all(self, paths: Sequence[tuple[str, ...]], do: Callable[[tuple[str, ...]], object]) -> None:
+        """Do it for all paths, on threads, for one path, too: an interrupt arrives in this one, which has them stop;
+        s3fs takes back what it put when its callback raises."""
         with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
             waiting = [pool.submit(do, path) for path in paths]
             try:

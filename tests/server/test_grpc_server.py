@@ -246,22 +246,30 @@ def test_health_and_reflection_refuse_what_is_no_message(channel: Any, caplog: A
     assert not caplog.records
 
 
-def test_a_request_in_hand_is_answered_at_the_end(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = start(catalog, Settings(grpc_port=0))
-    begun, go_on = threading.Event(), threading.Event()
+def hold_up(
+    server: GrpcServer, monkeypatch: pytest.MonkeyPatch, *, on_the_loop: bool
+) -> tuple[threading.Semaphore, threading.Event]:
+    """Have requests of STATUS, once they have begun, wait for an event: on the loop, or each in a thread."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
     method = server._methods[STATUS]
 
     def wait(data: bytes, caller: Any) -> bytes:
-        begun.set()
+        begun.release()
         go_on.wait(60)
         return method(data, caller)
 
     monkeypatch.setitem(server._methods, STATUS, wait)
-    monkeypatch.setattr(server, "_is_small", lambda data: False)  # in a thread
+    monkeypatch.setattr(server, "_is_small", lambda data: on_the_loop)
+    return begun, go_on
+
+
+def test_a_request_in_hand_is_answered_at_the_end(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(catalog, Settings(grpc_port=0))
+    begun, go_on = hold_up(server, monkeypatch, on_the_loop=False)
     request = REQUESTS[STATUS](model_spec={"name": "default"}).SerializeToString()
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         answer = channel.unary_unary(STATUS).future(request, timeout=60)
-        assert begun.wait(60)
+        assert begun.acquire(timeout=60)
         ending = threading.Thread(target=server.stop, args=(60,))
         ending.start()
         with pytest.raises(grpc.RpcError), grpc.insecure_channel(f"127.0.0.1:{server.port}") as other:
@@ -278,16 +286,7 @@ def test_a_request_that_nobody_waits_for_is_told_and_takes_its_thread_until_it_i
 ) -> None:
     observer = Observer()
     server = start(catalog, Settings(grpc_port=0, max_concurrent=2), observer)
-    begun, go_on = threading.Semaphore(0), threading.Event()
-    method = server._methods[STATUS]
-
-    def wait(data: bytes, caller: Any) -> bytes:
-        begun.release()
-        go_on.wait(60)
-        return method(data, caller)
-
-    monkeypatch.setitem(server._methods, STATUS, wait)
-    monkeypatch.setattr(server, "_is_small", lambda data: False)  # in a thread
+    begun, go_on = hold_up(server, monkeypatch, on_the_loop=False)
     request = REQUESTS[STATUS](model_spec={"name": "default"}).SerializeToString()
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         late, gone = (channel.unary_unary(STATUS).future(request, timeout=limit) for limit in (0.3, 60))
@@ -321,16 +320,7 @@ def test_streams_end_with_the_server(catalog: Catalog) -> None:
 @pytest.mark.parametrize("held_up", [0.5, pytest.param(35, marks=pytest.mark.thorough)])  # gRPC's own limit is 30 s
 def test_a_burst_is_answered_whole(held_up: float, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(catalog, Settings(grpc_port=0))
-    method = server._methods[STATUS]
-    begun, go_on = threading.Event(), threading.Event()
-
-    def busy(data: bytes, caller: Any) -> bytes:
-        begun.set()
-        go_on.wait(60)  # the loop is held up while the others come in
-        return method(data, caller)
-
-    monkeypatch.setitem(server._methods, STATUS, busy)
-    monkeypatch.setattr(server, "_is_small", lambda data: True)  # on the loop
+    begun, go_on = hold_up(server, monkeypatch, on_the_loop=True)  # while the others come in
     request = REQUESTS[STATUS](model_spec={"name": "default"}).SerializeToString()
     options = [("grpc.use_local_subchannel_pool", 1)]  # a connection each
     with contextlib.ExitStack() as stack:
@@ -338,7 +328,7 @@ def test_a_burst_is_answered_whole(held_up: float, catalog: Catalog, monkeypatch
         for channel in channels:
             stack.enter_context(channel)
         answers = [channel.unary_unary(STATUS).future(request, timeout=99) for channel in channels for _ in range(1000)]
-        assert begun.wait(60)
+        assert begun.acquire(timeout=60)
         time.sleep(held_up)
         go_on.set()
         for answer in answers:
