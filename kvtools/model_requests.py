@@ -12,8 +12,10 @@ import numpy as np
 from kvtools.dialects.bundle.dtypes import dtype_name, number_named, numpy_dtype
 from kvtools.dialects.chunk import KEYS, Array
 from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.example_features import Feature, parsed_features, serialized_example
 from kvtools.remote.stored import read_bytes
-from kvtools.stock_model.fields import entries, last, messages, number_in, split
+from kvtools.stock_model.fields import entries, last, messages, number_in, split, text
+from kvtools.stock_model.graph_def import Graph
 from kvtools.stock_model.meta_graph import MetaGraph
 
 SAMPLES = 16
@@ -26,11 +28,12 @@ Request = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """An input of a signature: -1 for a size that varies, None for any shape."""
+    """An input of a signature: -1 for a size that varies, None for any shape; and of tf.Examples what is in them."""
 
     name: str
     dtype: str
     shape: tuple[int, ...] | None
+    features: tuple[Feature, ...] = ()
 
 
 class IdSource(Protocol):
@@ -56,17 +59,23 @@ def serving_graph_of(saved_model: bytes) -> MetaGraph:
 
 def signature_inputs(meta: MetaGraph) -> dict[str, list[InputSpec]]:
     """Return the inputs of each signature that can be asked, by its name."""
-    return {name: _inputs(data) for name, data in sorted(meta.signatures.items()) if not name.startswith(_INTERNAL)}
+    return {
+        name: _inputs(data, meta.graph)
+        for name, data in sorted(meta.signatures.items())
+        if not name.startswith(_INTERNAL)
+    }
 
 
-def _inputs(signature: bytes) -> list[InputSpec]:
+def _inputs(signature: bytes, graph: Graph) -> list[InputSpec]:
     found = []
     for name, info in entries(split(signature), 1):
         fields = split(info)
         shape = split(last(fields, 3))
         sizes = [number_in(split(dim), 1) for dim in messages(shape, 2)]
         known = None if number_in(shape, 3) else tuple(-1 if size >> 63 else size for size in sizes)
-        found.append(InputSpec(name, dtype_name(number_in(fields, 2)), known))
+        dtype = dtype_name(number_in(fields, 2))
+        features = parsed_features(graph, text(last(fields, 1))) if dtype == "string" else ()
+        found.append(InputSpec(name, dtype, known, features))
     return sorted(found, key=lambda one: one.name)
 
 
@@ -174,8 +183,22 @@ def requests(inputs: Sequence[InputSpec], ids: IdSource) -> Iterator[Request]:
 
 
 def _plain(one: InputSpec, ids: IdSource) -> Array:
-    shape = (-1,) if one.shape is None else one.shape
-    return _values(one.dtype, tuple(SAMPLES if size < 0 else size for size in shape), ids)
+    shape = tuple(SAMPLES if size < 0 else size for size in ((-1,) if one.shape is None else one.shape))
+    return _examples(one.features, shape, ids) if one.features else _values(one.dtype, shape, ids)
+
+
+def _examples(features: Sequence[Feature], shape: tuple[int, ...], ids: IdSource) -> Array:
+    """Return serialized tf.Examples."""
+    examples = np.empty(int(np.prod(shape)), object)
+    for place in range(len(examples)):
+        some = int(ids.random.integers(0, 4))  # the same for all: weights are as many as ids
+        examples[place] = serialized_example({one.name: _values(one.dtype, _sizes(one, some), ids) for one in features})
+    return examples.reshape(shape)
+
+
+def _sizes(feature: Feature, some: int) -> tuple[int, ...]:
+    sizes = (-1,) if feature.shape is None else feature.shape
+    return (int(np.prod([some if size < 0 else size for size in sizes])),)
 
 
 def _values(dtype: str, shape: tuple[int, ...], ids: IdSource) -> Array:

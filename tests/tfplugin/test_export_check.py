@@ -23,7 +23,9 @@ from kvtools.errors import CheckFailedError
 from kvtools.export_model import export_model
 from kvtools.export_split import export_split
 from kvtools.key_list import key_list
-from kvtools.model_requests import MixedIds
+from kvtools.model_requests import MixedIds, serving_graph, signature_inputs
+from kvtools.tfrecord import read_records
+from kvtools.warmup import WARMUP_FILE, logged_request
 
 ALL_CUT = Policy.of(Criteria(norms=(Clip("l2", 100),)))
 CITIES = [b"Oslo", b"Lima", b"Rome"]
@@ -230,3 +232,83 @@ def test_rows_that_are_wrong_fail_however_graphs_run(
     )
     assert main(["export", str(normalized), "--savedmodel", str(tmp_path / "out"), "--check", "2"]) != 0
     assert "answers otherwise than the model" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+class Parsed(tf.Module):
+    """Takes tf.Examples: of a batch, of a function within a function, and of a graph as TensorFlow 1 wrote them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = tfplugin.get_kv_variable("user", embedding_dim=4)
+        self.user.upsert(tf.range(300, dtype=tf.int64) - 100, tf.random.stateless_normal([300, 4], [1, 2]))
+
+    def score(self, features: Any) -> Any:
+        bag, weights = features["bag"], features["weights"]
+        pooled = tf.nn.embedding_lookup_sparse(self.user, bag, weights, combiner="sum")
+        words = tf.cast(tf.strings.length(features["word"]), tf.float32)[:, None]
+        sums = tf.reduce_sum(features["x"], 1, keepdims=True)
+        rows = tf.nn.embedding_lookup(self.user, features["user"])
+        pooled = tf.pad(pooled, [[0, tf.shape(rows)[0] - tf.shape(pooled)[0]], [0, 0]])
+        return {"rows": rows + pooled * sums + words}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+    def batch(self, examples: Any) -> Any:
+        parse = tf.function(lambda given: tf.io.parse_example(tf.identity(given), {**FEATURES, "list": RAGGED}))
+        features = parse(tf.reshape(examples, [-1]))
+        return {**self.score(features), "lists": tf.reduce_sum(tf.nn.embedding_lookup(self.user, features["list"].values))}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+    def older(self, examples: Any) -> Any:
+        empty = tf.zeros([0], tf.string)
+        parsed = tf.raw_ops.ParseExample(
+            serialized=examples, names=empty, sparse_keys=["bag", "weights"], dense_keys=["user", "word", "x"],
+            dense_defaults=[tf.zeros([0], tf.int64), empty, tf.zeros([0])], sparse_types=[tf.int64, tf.float32],
+            dense_shapes=[[], [], [2]],
+        )
+        sparse = zip(parsed.sparse_indices, parsed.sparse_values, parsed.sparse_shapes, strict=True)
+        bag, weights = (tf.SparseTensor(*parts) for parts in sparse)
+        user, word, x = parsed.dense_values
+        return self.score({"bag": bag, "weights": weights, "user": user, "word": word, "x": x})
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
+    def single(self, example: Any) -> Any:
+        features = tf.io.parse_single_example(example, {"user": FEATURES["user"]})
+        return {"row": tf.nn.embedding_lookup(self.user, features["user"])}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+    def mapped(self, examples: Any) -> Any:
+        users = tf.map_fn(lambda one: self.single(one)["row"], examples, fn_output_signature=tf.float32)
+        return {"rows": users}
+
+
+FEATURES = {
+    "user": tf.io.FixedLenFeature([], tf.int64),
+    "word": tf.io.FixedLenFeature([], tf.string),
+    "x": tf.io.FixedLenFeature([2], tf.float32),
+    "bag": tf.io.VarLenFeature(tf.int64),
+    "weights": tf.io.VarLenFeature(tf.float32),
+}
+RAGGED = tf.io.RaggedFeature(tf.int64)
+
+
+def test_examples_are_made_of_the_features_that_a_model_parses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Parsed()
+    names = ("batch", "mapped", "older", "single")
+    tf.saved_model.save(model, str(tmp_path / "model"), signatures={name: getattr(model, name) for name in names})
+    arguments = ["export", str(tmp_path / "model"), "--savedmodel", str(tmp_path / "out"), "--warmup", "3", "--json"]
+    assert main([*arguments, "--check", "4"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    told = {one["signature"]: one for one in report["checks"]}
+    assert [(told[name]["requests"], told[name]["differing"]) for name in names] == [(4, 0)] * 4
+    assert not report.get("not_compared")
+    # Without --check nobody asks the model: what is written must fit by itself.
+    assert main([*arguments, "--force"]) == 0
+    assert json.loads(capsys.readouterr().out)["warmup"]["requests"] == 12
+    exported = tf.saved_model.load(str(tmp_path / "out"))
+    found = 0
+    signatures = signature_inputs(serving_graph(tmp_path / "out"))
+    for record in read_records(tmp_path / "out" / WARMUP_FILE):
+        request = logged_request(record, signatures)
+        answers = exported.signatures[request.signature](**{n: tf.constant(v) for n, v in request.inputs.items()})
+        found += any(np.any(answer.numpy()) for answer in answers.values())
+    assert found == 12
