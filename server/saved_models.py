@@ -160,6 +160,38 @@ class SavedModelStore:
             )
         if not self.signatures:
             raise BadInputError(f"serving '{self.path}': the model has no signature that can be asked")
+        self._check_values(tf1, session)
+
+    def _check_values(self, tf1: Any, session: Any) -> None:
+        """Look for variables that loading gave no value, as those of Keras 3 in files of `tf.saved_model.save`.
+
+        Raises:
+            BadInputError: no signature can be answered without them.
+        """
+        empty = _without_value(tf1, session)
+        if not empty:
+            return
+        without = {}
+        for name, signature in self.signatures.items():
+            outputs = [spec.tensor for spec in signature.outputs.values()]
+            lacking = _needed(session.graph, outputs) & empty.keys()
+            if lacking:
+                without[name] = sorted(empty[variable] for variable in lacking)
+        if not without:
+            return
+        name, variables = next(iter(without.items()))
+        shown = ", ".join(f"'{variable}'" for variable in variables[:3]) + (", ..." if len(variables) > 3 else "")
+        said = (
+            f"signature '{name}' reads {len(variables)} variables that loading gives no value ({shown})"
+            if len(variables) > 1
+            else f"signature '{name}' reads variable {shown}, which loading gives no value"
+        )
+        said += (
+            ". Models of Keras 3 are so where tf.saved_model.save wrote them: write it anew by model.export(folder)"
+        )
+        if len(without) == len(self.signatures):
+            raise BadInputError(f"serving '{self.path}': {said}")
+        _LOG.warning("'%s': %s; %d of %d signatures will fail", self.path, said, len(without), len(self.signatures))
 
     def table(self, name: str) -> Any:
         """A whole model has no tables of its own; raises `UnknownTableError`."""
@@ -274,6 +306,30 @@ def _has_variables(file: Path) -> bool:
         return any(number == _SAVER_DEF for graph in graphs for number, _ in read_fields(graph))
     except (OSError, WireError):
         return False  # which TensorFlow will say in its words
+
+
+def _without_value(tf1: Any, session: Any) -> dict[str, str]:
+    """Return the names of variables that have no value, by their operations."""
+    handles = [op for op in session.graph.get_operations() if op.type == "VarHandleOp"]
+    with session.graph.as_default():
+        known = session.run([tf1.raw_ops.VarIsInitializedOp(resource=op.outputs[0]) for op in handles])
+    return {
+        op.name: op.get_attr("shared_name").decode() or op.name
+        for op, has_value in zip(handles, known, strict=True)
+        if not has_value
+    }
+
+
+def _needed(graph: Any, tensors: Sequence[str]) -> set[str]:
+    """Return the names of the operations that tensors need."""
+    waiting = [graph.get_tensor_by_name(tensor).op for tensor in tensors]
+    needed: set[str] = set()
+    while waiting:
+        op = waiting.pop()
+        if op.name not in needed:
+            needed.add(op.name)
+            waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return needed
 
 
 def _specs(infos: Any) -> dict[str, TensorSpec] | None:

@@ -373,6 +373,26 @@ def test_what_tensorflow_cannot_load_is_told_without_paths(
     assert str(tmp_path) not in status.error_message and "sm/5" not in status.error_message
 
 
+def test_variables_that_loading_gives_no_value_are_told_before_a_request_meets_them(
+    tf: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # tf.saved_model.save writes each variable of Keras 3 twice, and its restore reads one, which no function does.
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1, name="score")])
+    model.plain = tf.function(lambda x: {"y": 2.0 * x}, [tf.TensorSpec([None], tf.float32, name="x")])
+    model.rows = tf.function(lambda x: {"y": model(x)}, [tf.TensorSpec([None, 2], tf.float32, name="x")])
+    tf.saved_model.save(model, str(tmp_path / "none"), signatures={"rows": model.rows})
+    tf.saved_model.save(model, str(tmp_path / "some"), signatures={"rows": model.rows, "plain": model.plain})
+    says = r"signature 'rows' reads 2 variables that loading gives no value \('sequential.*/score/bias', .*model\.export"
+    with pytest.raises(BadInputError, match=says):
+        open_store(tmp_path / "none")
+    store = open_store(tmp_path / "some")
+    assert re.search(says + r".*; 1 of 2 signatures will fail", caplog.text)
+    answer = store.signatures["plain"].run({"x": np.float32([3])}, ["y"], Settings())
+    assert answer["y"].tolist() == [6.0]
+    model.export(str(tmp_path / "exported"), verbose=False)
+    assert "serve" in open_store(tmp_path / "exported").signatures
+
+
 @pytest.mark.parametrize(
     ("left_out", "missing"),
     [
