@@ -131,8 +131,9 @@ class Call:
             return
         if isinstance(error, BadAnswerError):
             self._of_another_kind.add(attempt.replica)
-        self.replicas.rest(attempt.replica, now + self._options.rest)
-        self._after_failure(attempt.replica, f": {_one_line(str(error) or type(error).__name__)}", now)
+        why = _one_line(str(error) or type(error).__name__)
+        self.replicas.failed(attempt.replica, now + self._options.rest, why)
+        self._after_failure(attempt.replica, f": {why}", now)
 
     def refuse(self, error: ClientError, now: float) -> None:
         """End the call with an error: nobody waits for it any more."""

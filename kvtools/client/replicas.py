@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import threading
 from collections import deque
@@ -10,6 +11,7 @@ from collections.abc import Collection, Sequence
 
 from kvtools.client.endpoint import Endpoint
 
+_LOG = logging.getLogger("kvtools.client")
 _LATENCIES = 256
 _ENOUGH_LATENCIES = 64
 _HEDGES_SAVED = 10.0
@@ -20,7 +22,7 @@ class Replica:
     """One server. `checked`: it was found to be what it should be, when its models had `versions`; see `Session`.
 
     `answered_at` is when it last answered anything, and `abandoned` how many requests in a row nobody waited for any
-    more since then.
+    more since then. `away`: the log says that others are asked in its place.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -33,6 +35,7 @@ class Replica:
         self.generation = 0
         self.answered_at = -math.inf
         self.abandoned = 0
+        self.away = False
 
     def forget(self) -> None:
         """Note that another server may be there now, or another version."""
@@ -111,6 +114,16 @@ class Replicas:
         with self._lock:
             replica.rests_until = max(replica.rests_until, until)
 
+    def failed(self, replica: Replica, until: float, why: str) -> None:
+        """Leave a replica that failed alone until then, and say so in the log: nobody else may notice."""
+        self.rest(replica, until)
+        self._note_away(replica, why)
+
+    def _note_away(self, replica: Replica, why: str) -> None:
+        if len(self.all) > 1 and not replica.away:  # Where it is the only one, the call says so.
+            replica.away = True
+            _LOG.warning("%s does not answer (%s): its replicas are asked in its place", replica.endpoint.shown, why)
+
     def lives(self, replica: Replica, now: float) -> None:
         """Note that a replica said something, if only that it is busy."""
         with self._lock:
@@ -127,9 +140,12 @@ class Replicas:
             if replica.answered_at >= since:
                 return
             replica.abandoned += 1
-            if replica.abandoned >= patience:
+            hangs = replica.abandoned >= patience
+            if hangs:
                 replica.rests_until = max(replica.rests_until, until)
         replica.forget()
+        if hangs:
+            self._note_away(replica, "a request was given up" if patience == 1 else f"{patience} requests were given up")
 
     def answered(self, replica: Replica, seconds: float) -> None:
         """Note an answer, and how long it took."""
@@ -140,6 +156,9 @@ class Replicas:
             self._hedges = min(_HEDGES_SAVED, self._hedges + _HEDGES_PER_CALL)
             if self._answers % _ENOUGH_LATENCIES == 0:
                 self._p95 = sorted(self._latencies)[len(self._latencies) * 95 // 100]
+        if replica.away:
+            replica.away = False
+            _LOG.warning("%s answers again", replica.endpoint.shown)
 
     @property
     def p95(self) -> float | None:

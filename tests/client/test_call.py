@@ -230,6 +230,29 @@ def test_a_replica_that_failed_rests() -> None:
     assert first.replica in {one.replicas.take(5), one.replicas.take(5)}
 
 
+def test_the_log_says_when_others_stand_in_for_a_replica_and_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    group = Replicas([endpoint_of(f"http://host{i}:1") for i in range(2)])
+    hung = group.all[0]
+    for at in range(0, 200, 10):
+        one = Call(ASK, group, Options(hedge=0.5), at + 10)
+        first = started(one, at)
+        one.answered(started(one, at + 0.5) if first.replica is hung else first, answer(), at + 0.6)
+    said = "http://host0:1 does not answer (3 requests were given up): its replicas are asked in its place"
+    assert caplog.messages == [said]  # once
+    back = Call(ASK, group.only(hung), Options(), 300)
+    back.answered(started(back, 200), answer(), 201)
+    assert caplog.messages == [said, "http://host0:1 answers again"]
+    for _ in range(2):
+        alone = call(retries=0)
+        alone.failed(started(alone, 0), OSError("refused"), 0.1)  # which the call's error says
+    busy = Call(ASK, group, Options(), 400)
+    busy.answered(started(busy, 300), answer(503), 301)
+    assert len(caplog.messages) == 2
+    lost = Call(ASK, group, Options(), 500)
+    lost.failed(started(lost, 400), ConnectionRefusedError("refused"), 401)
+    assert re.fullmatch(r"http://host.:1 does not answer \(refused\): .*", caplog.messages[-1])
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
