@@ -39,6 +39,7 @@ COMMANDS = {
     "verify": "Check that a checkpoint is sound.",
     "diff": "Compare two checkpoints, of any dialects.",
     "get": "Print the rows of keys.",
+    "hash": "Print the keys that strings have in tables.",
     "sql": "Ask tables in SQL, of one checkpoint or several.",
     "scan": "Print the rows within a range of keys.",
     "top": "Print the rows that come first: hot keys, the largest norms, the oldest.",

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from kvtools.array_table import table_from_arrays
     from kvtools.dialects.interface import Checkpoint
     from kvtools.migrate import write_tables
+    from kvtools.string_hash import string_keys
 
 __version__ = "0.1.0"
-__all__ = ["open", "table_from_arrays", "write_tables"]
+__all__ = ["open", "string_keys", "table_from_arrays", "write_tables"]
 
 _LOADED_WHEN_USED = {
+    "string_keys": "kvtools.string_hash",
     "table_from_arrays": "kvtools.array_table",
     "write_tables": "kvtools.migrate",
 }

@@ -108,9 +108,7 @@ def _features(node: Node, by_name: Mapping[str, Node]) -> Iterator[Feature]:
     yield from _typed(ragged, attrs.types("ragged_value_types"), [None] * len(ragged))
 
 
-def _typed(
-    names: Iterable[str], types: Iterable[int], shapes: Iterable[tuple[int, ...] | None]
-) -> Iterator[Feature]:
+def _typed(names: Iterable[str], types: Iterable[int], shapes: Iterable[tuple[int, ...] | None]) -> Iterator[Feature]:
     for name, dtype, shape in zip(names, types, shapes, strict=False):
         if dtype_name(dtype) in _LISTS:
             yield Feature(name, dtype_name(dtype), shape)
@@ -139,7 +137,9 @@ def serialized_example(features: Mapping[str, Array]) -> bytes:
         >>> serialized_example({"id": np.array([7])})
         b'\\n\\r\\n\\x0b\\n\\x02id\\x12\\x05\\x1a\\x03\\n\\x01\\x07'
     """
-    return message((1, message(*((1, message((1, blob(name)), (2, _feature(values)))) for name, values in features.items()))))
+    return message(
+        (1, message(*((1, message((1, blob(name)), (2, _feature(values)))) for name, values in features.items())))
+    )
 
 
 def _feature(values: Array) -> bytes:

@@ -94,7 +94,8 @@ def _keys_of_arguments(words: Sequence[str]) -> Array:
     try:
         return keys_of_words(words, "the arguments")
     except BadInputError as error:
-        raise UsageError(str(error)) from None
+        hint = "; the key of a string: kvtools hash STRING" if any(map(str.isalpha, words)) else ""
+        raise UsageError(f"{error}{hint}") from None
 
 
 def check_range(word: str, doing: str) -> None:

@@ -186,9 +186,7 @@ class SavedModelStore:
             if len(variables) > 1
             else f"signature '{name}' reads variable {shown}, which loading gives no value"
         )
-        said += (
-            ". Models of Keras 3 are so where tf.saved_model.save wrote them: write it anew by model.export(folder)"
-        )
+        said += ". Models of Keras 3 are so where tf.saved_model.save wrote them: write it anew by model.export(folder)"
         if len(without) == len(self.signatures):
             raise BadInputError(f"serving '{self.path}': {said}")
         _LOG.warning("'%s': %s; %d of %d signatures will fail", self.path, said, len(without), len(self.signatures))

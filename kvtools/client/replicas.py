@@ -145,7 +145,9 @@ class Replicas:
                 replica.rests_until = max(replica.rests_until, until)
         replica.forget()
         if hangs:
-            self._note_away(replica, "a request was given up" if patience == 1 else f"{patience} requests were given up")
+            self._note_away(
+                replica, "a request was given up" if patience == 1 else f"{patience} requests were given up"
+            )
 
     def answered(self, replica: Replica, seconds: float) -> None:
         """Note an answer, and how long it took."""

@@ -72,6 +72,7 @@ ELSEWHERE = {
     "completion": "tests/cli/test_completion.py",
     "doctor": "tests/cli/test_doctor.py",
     "follow": "tests/kvtools/test_follow_redis.py",
+    "hash": "tests/cli/test_hash.py",
     "man": "tests/cli/test_man.py",
     "serve": "tests/cli/test_serve.py",
     "setup-horovod": "tests/cli/test_setup_horovod.py",

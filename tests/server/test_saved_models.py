@@ -382,7 +382,9 @@ def test_variables_that_loading_gives_no_value_are_told_before_a_request_meets_t
     model.rows = tf.function(lambda x: {"y": model(x)}, [tf.TensorSpec([None, 2], tf.float32, name="x")])
     tf.saved_model.save(model, str(tmp_path / "none"), signatures={"rows": model.rows})
     tf.saved_model.save(model, str(tmp_path / "some"), signatures={"rows": model.rows, "plain": model.plain})
-    says = r"signature 'rows' reads 2 variables that loading gives no value \('sequential.*/score/bias', .*model\.export"
+    says = (
+        r"signature 'rows' reads 2 variables that loading gives no value \('sequential.*/score/bias', .*model\.export"
+    )
     with pytest.raises(BadInputError, match=says):
         open_store(tmp_path / "none")
     store = open_store(tmp_path / "some")

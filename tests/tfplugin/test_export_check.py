@@ -255,14 +255,21 @@ class Parsed(tf.Module):
     def batch(self, examples: Any) -> Any:
         parse = tf.function(lambda given: tf.io.parse_example(tf.identity(given), {**FEATURES, "list": RAGGED}))
         features = parse(tf.reshape(examples, [-1]))
-        return {**self.score(features), "lists": tf.reduce_sum(tf.nn.embedding_lookup(self.user, features["list"].values))}
+        return {
+            **self.score(features),
+            "lists": tf.reduce_sum(tf.nn.embedding_lookup(self.user, features["list"].values)),
+        }
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
     def older(self, examples: Any) -> Any:
         empty = tf.zeros([0], tf.string)
         parsed = tf.raw_ops.ParseExample(
-            serialized=examples, names=empty, sparse_keys=["bag", "weights"], dense_keys=["user", "word", "x"],
-            dense_defaults=[tf.zeros([0], tf.int64), empty, tf.zeros([0])], sparse_types=[tf.int64, tf.float32],
+            serialized=examples,
+            names=empty,
+            sparse_keys=["bag", "weights"],
+            dense_keys=["user", "word", "x"],
+            dense_defaults=[tf.zeros([0], tf.int64), empty, tf.zeros([0])],
+            sparse_types=[tf.int64, tf.float32],
             dense_shapes=[[], [], [2]],
         )
         sparse = zip(parsed.sparse_indices, parsed.sparse_values, parsed.sparse_shapes, strict=True)
@@ -291,7 +298,9 @@ FEATURES = {
 RAGGED = tf.io.RaggedFeature(tf.int64)
 
 
-def test_examples_are_made_of_the_features_that_a_model_parses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_are_made_of_the_features_that_a_model_parses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = Parsed()
     names = ("batch", "mapped", "older", "single")
     tf.saved_model.save(model, str(tmp_path / "model"), signatures={name: getattr(model, name) for name in names})

@@ -54,7 +54,7 @@ def test_rows_of_every_dialect(tmp_path, other, partitioner, dialect):
     assert not any(part.slot_names() for part in table._kv_parts)
 
 
-def test_slots_come_along_where_they_are_asked_for(other, rows_of):
+def test_slots_come_along_where_they_are_asked_for(other, rows_of, caplog):
     path, sample = other
     table = tf.get_kv_variable("user", 4)
     tfplugin.warm_start(path, table, {"user": "scope/emb"}, slots=True)
@@ -68,6 +68,15 @@ def test_slots_come_along_where_they_are_asked_for(other, rows_of):
     optimizer.apply_gradients([(tf.IndexedSlices(tf.zeros([1, 4]), sample.keys[:1]), keras_table)])
     assert keras_table.slot_names() == set(names)
     np.testing.assert_array_equal(rows_of(keras_table, sample.keys[1:], "Adam.velocity"), sample.slots["Adam.v"][1:])
+    # Slots of other names go, and not in silence.
+    other_table = tf.get_kv_variable("others", 4)
+    tfplugin.warm_start(path, {other_table: "scope/emb"}, slots=True)
+    optimizer = tfplugin.OptimizerWrapper(keras.optimizers.Adam(0.0))
+    caplog.clear()
+    optimizer.apply_gradients([(tf.IndexedSlices(tf.zeros([1, 4]), sample.keys[:1]), other_table)])
+    assert other_table.slot_names() == set(names)
+    said = "slots Adam.m, Adam.v, which Adam does not know and drops; its own (Adam.momentum, Adam.velocity) start"
+    assert said in caplog.text
     with pytest.raises(ValueError, match=r"no slot 'Adam.n'; the nearest: 'Adam"):
         tfplugin.warm_start(path, {keras_table: "scope/emb"}, slots={"x": "Adam.n"})
 

@@ -176,6 +176,16 @@ def note_switch(variable: KvVariable, optimizer: Any, prefix: str, specs: list[S
     variable._optimizers_seen.append(prefix)
     before += sorted({name.split(".")[0] for name in held} - {prefix, *before})
     fresh = [spec.name for spec in specs if spec.name not in held]
+    others = sorted(name for name in held if name.partition(".")[0] == prefix and name not in {s.name for s in specs})
+    if others and fresh and not before:  # as of a file, by other names
+        _log.warning(
+            "Key-value variable '%s': its rows have slots %s, which %s does not know and drops; its own (%s) start"
+            " fresh. tfplugin.warm_start takes slots={name here: name in the file}.",
+            variable.name,
+            ", ".join(others),
+            prefix,
+            ", ".join(fresh),
+        )
     if before and fresh and variable._eager:
         _log.warning(
             "Key-value variable '%s': optimizer switched from %s to %s, whose slots (%s) start fresh.",
