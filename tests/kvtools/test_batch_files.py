@@ -312,7 +312,10 @@ def test_columns_of_other_programs(tmp_path: Path, dialect: str, columns: dict[s
     [
         ({"a": pa.array(KEYS), "b": pa.array(KEYS), "v": lists(VALUES)}, "which column is the keys"),
         ({"v": lists(VALUES)}, "which column is the keys"),
-        ({"ID": pa.array(["a"] * 20), "age": pa.array(KEYS), "v": lists(VALUES)}, "which column is the keys: got ID string"),
+        (
+            {"ID": pa.array(["a"] * 20), "age": pa.array(KEYS), "v": lists(VALUES)},
+            "which column is the keys: got ID string",
+        ),
         ({"key": pa.array(KEYS), "c0": pa.array(KEYS), "c1": pa.array(VALUES[:, 0])}, "'c0' is int64, .* as 'c1' is"),
         ({"key": pa.array(KEYS), "v": lists(VALUES), "w": lists(VALUES)}, "which column is the values"),
         ({"key": pa.array(KEYS), "text": pa.array(["a"] * 20)}, "there are no values"),
