@@ -266,8 +266,8 @@ def inferred_tables(
     Arrays that are called `keys` and `values`, or `<table>.keys` and `<table>.values`, make a table; so do `ids`,
     `weights`, `embeddings` and the like; matrices that are called `<table>.slot.<slot>` are slots of it. Where there
     are none, each matrix of numbers is a table whose keys are its row numbers, or those that `matrices` chooses by
-    name; `slots` are the optimizer slots of such. The notes of a table say what was taken for what. `refused` are arrays
-    that are no columns, such as strings, and why.
+    name; `slots` are the optimizer slots of such. The notes of a table say what was taken for what. `refused` are
+    arrays that are no columns, such as strings, and why.
 
     Raises:
         BadInputError: arrays that are called so and are no keys and rows; or no array that could be a table.

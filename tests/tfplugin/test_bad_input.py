@@ -48,7 +48,7 @@ def test_wide_ids_into_narrow_keys(make):
 
 
 def test_numbers_that_the_keys_do_not_have(make):
-    """TensorFlow wraps them in a graph, where they would be the keys of others, and has an error of Python's own for some."""
+    """TensorFlow wraps them in a graph, where they would be the keys of others, and some end in a SystemError."""
     for dtype, ids in (
         (tf.int64, [2**63]),
         (tf.int64, [-1, 2**64 - 1]),

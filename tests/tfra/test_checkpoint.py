@@ -306,7 +306,7 @@ def test_rows_of_string_keys_that_are_restored_without_their_strings(tmp_path):
     again = de.Variable(key_dtype=tf.string, dim=2, name=NAME)
     tf.train.Checkpoint(v=again).read(str(tmp_path / "merged")).assert_consumed()
     assert again.lookup(["a", "b"]).numpy().tolist() == [[3.0, 4.0], [3.0, 4.0]]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="'scope/emb': rows whose strings are not known.*merge"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"'scope/emb': rows whose strings are not known.*merge"):
         again.export()
     again.upsert(["a"], [[5.0, 6.0]])  # and is known again
     assert sorted(again.export()[0].numpy()) == [b"", b"a", b"b"]
