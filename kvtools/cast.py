@@ -343,7 +343,7 @@ def _number_type(doing: str, what: str, was: str, wanted: str | None) -> str:
         return was
     if wanted not in FLOATS + INTEGERS:
         raise UsageError(f"{doing}: got type '{wanted}' for {what}, expected one of {', '.join(FLOATS + INTEGERS)}")
-    if was not in FLOATS + INTEGERS:
+    if was not in (*FLOATS, *INTEGERS, "bool"):
         raise BadInputError(
             f"{doing}: {what} are {was}, which are no numbers to cast; leave the table out with --table"
         )

@@ -25,6 +25,32 @@ def refuse_keras_input(keys: Any, variable: str) -> None:
         )
 
 
+def constant_keys(keys: Any, key_dtype: tf.DType) -> tf.Tensor:
+    """Numbers that are no array yet, such as a list, as a Tensor of `key_dtype`, any shape.
+
+    In a graph TensorFlow would round those of uint64 and wrap what the type does not hold: they would be other keys.
+
+    Raises:
+      OverflowError: one that is out of the type's range.
+      TypeError, ValueError: TensorFlow's own, of what are no integers.
+    """
+    if not key_dtype.is_integer:
+        return tf.convert_to_tensor(keys, key_dtype)
+    try:
+        numbers = np.asarray(keys)
+        if numbers.dtype.kind not in "iu":  # of integers that none of its types has all of, NumPy makes floats
+            numbers = np.asarray(keys, object)
+    except (NotImplementedError, TypeError, ValueError):  # with tensors of a graph, or lists of several lengths
+        return tf.convert_to_tensor(keys, key_dtype)
+    if numbers.dtype.kind == "O" and not all(isinstance(number, (int, np.integer)) for number in numbers.flat):
+        return tf.convert_to_tensor(keys, key_dtype)
+    dtype = np.dtype(key_dtype.as_numpy_dtype)
+    for number in (int(numbers.min()), int(numbers.max())) if numbers.size else ():
+        if not np.iinfo(dtype).min <= number <= np.iinfo(dtype).max:
+            raise OverflowError(f"{number} is out of the range of {key_dtype.name}")
+    return tf.convert_to_tensor(numbers.astype(dtype))
+
+
 def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
     """Keys as a Tensor of `key_dtype`: integers that are not tensors yet, and int32 where the keys are int64."""
     if isinstance(keys, tf_ops.EagerTensor) and keys.dtype == key_dtype:
@@ -39,10 +65,7 @@ def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
         dtype = getattr(keys, "dtype", None)
         if dtype is None:
             try:
-                numbers = np.asarray(keys) if key_dtype == tf.int32 else None
-                if numbers is not None and numbers.dtype.kind in "iu" and (numbers != numbers.astype(np.int32)).any():
-                    raise OverflowError("out of the range of int32")
-                return tf.convert_to_tensor(keys, key_dtype)
+                return constant_keys(keys, key_dtype)
             except (TypeError, ValueError, OverflowError) as error:
                 raise TypeError(
                     f"Key-value variable '{name}' has {key_dtype.name} keys: {keys!r:.80} does not convert ({error})."

@@ -228,7 +228,9 @@ def _told_apart(schema: Any, doing: str) -> tuple[ColumnMap, list[str]]:
     floats = [column.name for column in schema if types.is_floating(column.type)]
     lists = [column.name for column in schema if is_list(column.type)]
 
-    key = _named(integers, _KEY_NAMES) or (integers[0] if len(integers) == 1 else None)
+    key = _named(integers, _KEY_NAMES)
+    if key is None and len(integers) == 1 and _named([column.name for column in schema], _KEY_NAMES) is None:
+        key = integers[0]
     if key is None:
         raise BadInputError(
             f"{doing}: it cannot be told which column is the keys: got {there}; call an integer column 'key'"
@@ -244,7 +246,13 @@ def _told_apart(schema: Any, doing: str) -> tuple[ColumnMap, list[str]]:
             f"{doing}: it cannot be told which column is the values: got {there}; call a column of lists 'value'"
         )
     elif floats:
-        value = _numbered(floats)
+        value = _numbered(floats) or tuple(floats)
+        with_integers = _numbered([*floats, *(name for name in integers if name != key)])
+        if set(value) < set(with_integers):
+            name = next(name for name in with_integers if name not in value)
+            raise BadInputError(
+                f"{doing}: column '{name}' is {schema.field(name).type}, expected floats, as '{value[0]}' is; cast it"
+            )
         notes.append(f"values are the {len(value)} columns '{value[0]}' to '{value[-1]}'")
     else:
         raise BadInputError(
@@ -272,15 +280,15 @@ def _counter(schema: Any, integers: Sequence[str], names: Sequence[str], key: st
     return found if found and type_name(schema.field(found).type) in COUNTER_DTYPES else None
 
 
-def _numbered(floats: Sequence[str]) -> tuple[str, ...]:
-    """Return the largest group of columns that count on from 0 or 1 (c0, c1, ...), in that order; else all columns."""
+def _numbered(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the largest group of columns that count on from 0 or 1 (c0, c1, ...), in that order; there may be none."""
     groups: dict[str, dict[int, str]] = {}
-    for name in floats:
+    for name in names:
         found = _NUMBERED.fullmatch(name)
         if found and len(found[2]) < 10:
             groups.setdefault(found[1], {})[int(found[2])] = name
     whole = [group for group in groups.values() if max(group) - min(group) + 1 == len(group) and min(group) in (0, 1)]
     if not whole or max(map(len, whole)) < 2:
-        return tuple(floats)
+        return ()
     largest = max(whole, key=len)
     return tuple(largest[number] for number in sorted(largest))

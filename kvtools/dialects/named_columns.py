@@ -259,19 +259,22 @@ def inferred_tables(
     container: Container,
     matrices: Callable[[Collection[str]], Sequence[str]] = list,
     slots: Mapping[str, Mapping[str, Column]] | None = None,
+    refused: Mapping[str, KvtoolsError] | None = None,
 ) -> tuple[dict[str, TableReader], set[str]]:
     """Return the tables that a stranger's arrays seem to be, and the names of the arrays that they are made of.
 
     Arrays that are called `keys` and `values`, or `<table>.keys` and `<table>.values`, make a table; so do `ids`,
     `weights`, `embeddings` and the like; matrices that are called `<table>.slot.<slot>` are slots of it. Where there
     are none, each matrix of numbers is a table whose keys are its row numbers, or those that `matrices` chooses by
-    name; `slots` are the optimizer slots of such. The notes of a table say what was taken for what.
+    name; `slots` are the optimizer slots of such. The notes of a table say what was taken for what. `refused` are
+    arrays that are no columns, such as strings, and why.
 
     Raises:
         BadInputError: arrays that are called so and are no keys and rows; or no array that could be a table.
     """
+    refused = refused or {}
     groups: dict[str, dict[str, str]] = {}
-    for name in columns:
+    for name in (*columns, *refused):
         found = _NAMED.fullmatch(name)
         if found:
             table, kind = found["table"] or container.path.stem, _KIND_OF[found["word"].lower()]
@@ -280,6 +283,10 @@ def inferred_tables(
     used: set[str] = set()
     for table, names in groups.items():
         if {"keys", "values"} <= names.keys():
+            for name in (names["keys"], names["values"]):
+                if name in refused:
+                    raise refused[name]
+            names = {kind: name for kind, name in names.items() if name in columns}
             tables[table] = _inferred(table, names, columns, container, used)
     if not tables:
         for name in matrices([name for name, column in columns.items() if is_matrix(column)]):

@@ -155,7 +155,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
         description = read_description(_description(columns[DESCRIPTION], doing), doing)
         tables, broken = described_tables(description["tables"], columns, container)
         return Checkpoint(path, NAME, dict(sorted(tables.items())), broken=broken)
-    tables, used = inferred_tables(columns, container)
+    tables, used = inferred_tables(columns, container, refused=refused)
     if not tables:
         if refused:
             raise next(iter(refused.values()))

@@ -312,6 +312,11 @@ def test_columns_of_other_programs(tmp_path: Path, dialect: str, columns: dict[s
     [
         ({"a": pa.array(KEYS), "b": pa.array(KEYS), "v": lists(VALUES)}, "which column is the keys"),
         ({"v": lists(VALUES)}, "which column is the keys"),
+        (
+            {"ID": pa.array(["a"] * 20), "age": pa.array(KEYS), "v": lists(VALUES)},
+            "which column is the keys: got ID string",
+        ),
+        ({"key": pa.array(KEYS), "c0": pa.array(KEYS), "c1": pa.array(VALUES[:, 0])}, "'c0' is int64, .* as 'c1' is"),
         ({"key": pa.array(KEYS), "v": lists(VALUES), "w": lists(VALUES)}, "which column is the values"),
         ({"key": pa.array(KEYS), "text": pa.array(["a"] * 20)}, "there are no values"),
         ({"key": pa.array(KEYS), "value": lists(VALUES.astype(np.uint8))}, "expected lists of float32"),
@@ -324,7 +329,7 @@ def test_columns_of_other_programs(tmp_path: Path, dialect: str, columns: dict[s
         ),
         ({"key": pa.array(KEYS[:0]), "value": pa.array([], pa.list_(pa.float32()))}, "give it with --dim"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_columns_that_make_no_table(tmp_path: Path, dialect: str, columns: dict[str, pa.Array], message: str) -> None:
     write_stranger(pa.table(columns), tmp_path / f"emb.{dialect}")
@@ -348,6 +353,9 @@ def test_counters_slots_and_small_integer_keys_of_strangers(tmp_path: Path, dial
         "a", np.arange(20), VALUES, slots={"momentum": VALUES * 2}, freqs=np.arange(20, dtype=np.uint32), versions=KEYS
     )
     check_same(table, expected)
+    plain = pa.table({"id": columns["version"], "x": VALUES[:, 0], "y": VALUES[:, 1], "age": columns["keys"]})
+    write_stranger(plain, tmp_path / f"b.{dialect}")
+    check_same(open_checkpoint(tmp_path / f"b.{dialect}").table("b"), ArrayTable("b", KEYS, VALUES[:, :2]))
     notes = "; ".join(table.schema.notes)
     assert "int16 and read as int64" in notes and "as slots: momentum" in notes and "left aside: when" in notes
 

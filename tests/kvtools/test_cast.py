@@ -204,6 +204,17 @@ def test_a_whole_number_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.glob("b*")] == []
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int64", "float16", "bfloat16", "float32"])
+def test_bool_rows_are_0_and_1(tmp_path: Path, dtype: str) -> None:
+    """As the error of a dialect that has no bool advises."""
+    values = np.array([[True, False], [False, True]])
+    write_tables([ArrayTable("emb", np.array([5, -7]), values)], str(tmp_path / "a"), "tfplugin")
+    account, _ = cast(open_checkpoint(tmp_path / "a"), tmp_path / "b", value_dtype=dtype)
+    chunk = open_checkpoint(tmp_path / "b").table("emb").to_numpy()
+    assert account.lossless and chunk.values.dtype.name == dtype
+    assert chunk.values.tolist() == [[1, 0], [0, 1]]
+
+
 def test_a_part_that_is_read_twice_counts_once(sample_path: Path) -> None:
     table = CastTable(open_checkpoint(sample_path).table("ads/emb"), value_dtype="float16")
     values = []

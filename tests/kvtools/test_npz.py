@@ -206,6 +206,8 @@ class TestStrangers:
             ({"keys": np.arange(2), "values": np.ones((2, 1, 3))}, r"'values' is float64 \[2, 1, 3\]"),
             ({"keys": np.arange(2), "values": np.ones((3, 2))}, "2 keys and 'values' 3 rows"),
             ({"keys": np.arange(2), "values": np.asfortranarray(np.ones((2, 3)))}, "column by column"),
+            ({"keys": np.array(["x", "y"]), "values": np.ones((2, 1))}, "'keys.npy' .* of type <U1"),
+            ({"ids": np.array(["x", "y"], object), "values": np.ones((2, 1))}, "'ids.npy' .* of type object"),
             ({"a": np.array([{}])}, "of type object"),
             ({"a": np.zeros(2, [("x", "i4")])}, "of type"),
             ({"a": np.ones(3)}, r"none of its arrays \(a\)"),

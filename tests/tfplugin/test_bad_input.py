@@ -47,6 +47,28 @@ def test_wide_ids_into_narrow_keys(make):
         tf.nn.embedding_lookup(table, [2**40])
 
 
+def test_numbers_that_the_keys_do_not_have(make):
+    """TensorFlow wraps them in a graph, where they would be the keys of others, and some end in a SystemError."""
+    for dtype, ids in (
+        (tf.int64, [2**63]),
+        (tf.int64, [-1, 2**64 - 1]),
+        (tf.uint64, [-1]),
+        (tf.uint64, [np.int64(-1)]),
+        (tf.uint64, [[7, 2**64]]),
+        (tf.int32, [-1, 2**63]),
+    ):
+        table = make(name="emb", key_dtype=dtype)
+        message = f"'emb' has {dtype.name} keys: .* is out of the range of {dtype.name}"
+        with pytest.raises(TypeError, match=message):
+            tf.nn.embedding_lookup(table, ids)
+        with tf.Graph().as_default(), pytest.raises(TypeError, match=message):
+            tf.nn.embedding_lookup(table, ids)
+        assert int(table.size()) == 0
+    table = make(name="emb", key_dtype=tf.uint64)
+    tf.function(lambda: tf.nn.embedding_lookup(table, [[7, 2**64 - 1]]))()
+    assert sorted(table.export()[0].numpy().tolist()) == [7, 2**64 - 1]
+
+
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16])
 def test_no_cast_is_advised_for_floats(table, dtype):
     with pytest.raises(TypeError, match=r"got ids of \w*float\d+: floats have lost .*keras\.Input\(.*int64") as raised:

@@ -15,6 +15,7 @@ from trained_graph import KEYS, NAME, PARTITIONERS, ROWS, Graph, by_key
 
 import kvtools
 from kvtools.dialects import detect
+from kvtools.merge import merge
 from tfplugin import dynamic_embedding as de
 from tfplugin.dynamic_embedding.checkpoint import from_arrays
 
@@ -294,6 +295,21 @@ def test_string_keys_that_a_saver_saved_restore_eagerly(tmp_path):
     tf.train.Checkpoint(v=again).restore(path).assert_consumed()
     keys, rows = again.export()
     assert dict(zip(keys.numpy(), rows.numpy().tolist(), strict=True)) == {b"a": [1.0, 2.0], b"b": [3.0, 4.0]}
+
+
+def test_rows_of_string_keys_that_are_restored_without_their_strings(tmp_path):
+    for name, keys in (("first", ["", "a"]), ("last", ["", "b"])):
+        table = de.Variable(key_dtype=tf.string, dim=2, name=NAME)
+        table.upsert(keys, [[1.0, 2.0], [3.0, 4.0]])
+        tf.train.Checkpoint(v=table).write(str(tmp_path / name))
+    merge([kvtools.open(tmp_path / "first"), kvtools.open(tmp_path / "last")], tmp_path / "merged")
+    again = de.Variable(key_dtype=tf.string, dim=2, name=NAME)
+    tf.train.Checkpoint(v=again).read(str(tmp_path / "merged")).assert_consumed()
+    assert again.lookup(["a", "b"]).numpy().tolist() == [[3.0, 4.0], [3.0, 4.0]]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"'scope/emb': rows whose strings are not known.*merge"):
+        again.export()
+    again.upsert(["a"], [[5.0, 6.0]])  # and is known again
+    assert sorted(again.export()[0].numpy()) == [b"", b"a", b"b"]
 
 
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])

@@ -14,6 +14,7 @@ from tensorflow.python.saved_model import save_context
 
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
+from tfplugin.keys import constant_keys
 
 
 class ShadowVariable(TrainableWrapper):
@@ -123,7 +124,7 @@ def _lookup(shadow: TrainableWrapper, ids: Any, max_norm: Any = None) -> Any:
     shadow.awaited = False
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(_lookup(shadow, ids.flat_values, max_norm))
-    ids = tf.convert_to_tensor(ids, None if hasattr(ids, "dtype") else shadow.key_dtype)
+    ids = tf.convert_to_tensor(ids) if hasattr(ids, "dtype") else constant_keys(ids, shadow.key_dtype)
     if ids.dtype != shadow.key_dtype:
         raise ValueError(
             f"Lookup through {shadow!r}: ids are of {ids.dtype.name}, its keys of {shadow.key_dtype.name}: cast them."

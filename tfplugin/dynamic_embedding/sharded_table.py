@@ -16,7 +16,7 @@ from tfplugin.dynamic_embedding.partition import default_partition_fn, owners_of
 from tfplugin.dynamic_embedding.row_shape import rows_of_values
 from tfplugin.dynamic_embedding.string_keys import KeyNames
 from tfplugin.dynamic_embedding.table import check_dtypes, table_name
-from tfplugin.keys import refuse_keras_input
+from tfplugin.keys import constant_keys, refuse_keras_input
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.policies import Policies
@@ -146,8 +146,8 @@ class ShardedTable(trackable.Trackable):
         dtype = getattr(keys, "dtype", None)
         if dtype is None:
             try:
-                return tf.convert_to_tensor(keys, self.key_dtype)
-            except (TypeError, ValueError) as error:
+                return constant_keys(keys, self.key_dtype)
+            except (TypeError, ValueError, OverflowError) as error:
                 raise DtypeError(f"{self!r} does not take {keys!r:.80} as keys: {error}") from error
         if tf.as_dtype(dtype) != self.key_dtype:
             raise DtypeError(f"{self!r} takes {self.key_dtype.name} keys, got {tf.as_dtype(dtype).name}: cast them.")

@@ -7,6 +7,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
+from tfplugin.string_hash import hashes
+
 
 class KeyNames(trackable.Trackable):
     """The strings of the hashes that a variable holds.
@@ -44,8 +46,25 @@ class KeyNames(trackable.Trackable):
             return self.table.insert(ids, keys)
 
     def of(self, ids: tf.Tensor) -> tf.Tensor:
-        """The strings of hashes."""
-        return tf.reshape(self.table.lookup(ids), tf.shape(ids))
+        """The strings of hashes.
+
+        Raises:
+          tf.errors.InvalidArgumentError: a hash whose string is not known, as of rows that were restored without it.
+        """
+        keys = tf.reshape(self.table.lookup(ids), tf.shape(ids))
+        unknown = tf.equal(keys, "") & tf.not_equal(ids, hashes(tf.constant("")))
+        check = tf.debugging.Assert(
+            tf.logical_not(tf.reduce_any(unknown)),
+            [
+                f"Dynamic embedding variable '{self._name}': rows whose strings are not known, as the checkpoint that "
+                "they were restored from lacks them: `kvtools merge` takes the strings of one checkpoint, as it does "
+                "dense variables, and `kvtools split` writes none. The rows are found by their strings all the same. "
+                "Hashes:",
+                tf.boolean_mask(ids, unknown),
+            ],
+        )
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(keys)
 
     def forget(self, ids: tf.Tensor) -> Any:
         """Drops hashes. Returns the op (graph mode)."""

@@ -80,6 +80,7 @@ class TableOptions:
             dim=int(self.dim),
             key_dtype=_key_dtype(self.key_dtype, what),
             mask_zero=_said(self.mask_zero, "mask_zero", what),
+            padding_id=_padding(self.padding_id),
             initializer=_initializer(keras, self.initializer),
             regularizer=_regularizer(keras, self.regularizer, what),
             constraint=_constraint(keras, self.constraint, what),
@@ -134,6 +135,8 @@ class TableOptions:
         said = Policies(self.admission, expiry=_listed(self.expiry)).to_json()
         policies = json.loads(said) if said else {}
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if isinstance(self.padding_id, bytes):  # which JSON has not
+            config["padding_id"] = self.padding_id.decode("utf-8", "surrogateescape")
         config |= {
             "initializer": _initializer_config(keras, self.initializer, what),
             "regularizer": keras.regularizers.serialize(self.regularizer) if self.regularizer else None,
@@ -143,6 +146,14 @@ class TableOptions:
             "expiry": policies.get("expiry"),
         }
         return config
+
+
+def _padding(padding: Any) -> Any:
+    """The padding id of a config, where bytes are text: those that are no UTF-8 are bytes again."""
+    if not isinstance(padding, str):
+        return padding
+    told = padding.encode("utf-8", "surrogateescape")
+    return padding if told == padding.encode("utf-8", "replace") else told
 
 
 def _is_whole(value: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfplugin.composed_pool import PooledIds
-from tfplugin.keys import how_to_convert
+from tfplugin.keys import constant_keys, how_to_convert
 from tfplugin.sok.exchange_table import ExchangeTable
 
 #: What ids travel as. Narrower integers become int64.
@@ -20,11 +20,12 @@ def keys_of(ids: Any, table: ExchangeTable, caller: str) -> tf.Tensor:
 
     Raises:
       TypeError: ids that are not integers.
+      OverflowError: a list that has one which no key is.
     """
     if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor, tf.compat.v1.SparseTensorValue)):
         raise TypeError(f"{caller}: ids of '{table.name}' must be dense here, got a {type(ids).__name__}.")
     if not tf.is_tensor(ids) and getattr(ids, "dtype", None) is None:
-        ids = tf.convert_to_tensor(ids, table.key_dtype)
+        ids = constant_keys(ids, table.key_dtype)
     keys = tf.convert_to_tensor(ids)
     if keys.dtype in _WIDE:
         return keys
