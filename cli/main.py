@@ -26,6 +26,7 @@ from kvtools.cli.standard_output import (
     escape_unencodable,
     give_up_output,
     open_standard_files,
+    standard_error,
     standard_output,
 )
 from kvtools.cli.terminal import styled
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1, 2 or 3, or 128 and the signal that ended it."""
     open_standard_files()
     escape_unencodable()
-    with own_options():
+    with own_options(), standard_error():
         return _run(list(sys.argv[1:] if arguments is None else arguments))
 
 
