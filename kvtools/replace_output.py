@@ -173,6 +173,8 @@ def _check_parent(target: Path) -> None:
     above = folder_above(target)
     if not above.is_dir():
         raise OutputError(f"writing '{target}': '{above}' is no folder; name another place")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise OutputError(f"writing '{target}': nothing can be written in '{above}'; name another place")
 
 
 def _files_of(target: Path) -> list[Path]:
@@ -257,6 +259,7 @@ def check_replaceable(target: Path, *, mark: str, force: bool) -> None:
         raise OutputError(
             f"writing '{target}': the folder there has no '{mark}', so --force does not replace it; name another place"
         )
+    _check_parent(target)
 
 
 def check_apart(source: str | os.PathLike[str], target: Path) -> None:
