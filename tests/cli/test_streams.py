@@ -131,6 +131,19 @@ def test_errors_that_nobody_takes_change_no_status_and_stop_no_work(tmp_path: Pa
     assert done.stdout.startswith("key,") and done.stdout.splitlines()[2:] == ["0", "3", "2"]
 
 
+def test_a_working_folder_that_is_gone_is_named(
+    tmp_path: Path, sample_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    statuses = [main(["clip", str(sample_path), "out", "--max-abs", "0"]), main(["sql", str(sample_path), "select 1"])]
+    assert statuses == [1, 1]
+    assert capsys.readouterr().err == "kvtools: the working folder was removed; change to one that is there\n" * 2
+    assert main(["verify", str(sample_path)]) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_signal_leaves_nothing(tmp_path: Path, sample_path: Path, number: signal.Signals, workers: str) -> None:
