@@ -17,7 +17,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -120,12 +120,15 @@ def replace_files(target: Path, *, force: bool = False, dry_run: bool = False) -
         sync(target.parent)
 
 
-def check_free(target: Path, *, force: bool) -> list[Path]:
+def check_free(target: Path, *, force: bool, read: Iterable[str | os.PathLike[str]] = ()) -> list[Path]:
     """Return the files of `target` that exist; raise `OutputError` where `force` may not replace them, or is not set.
 
-    `force` replaces files and links to files: no device, pipe, socket or folder, whoever asks.
+    `force` replaces files and links to files: no device, pipe, socket or folder, whoever asks; and nothing of `read`,
+    what a page or a policy is made of and does not hold.
     """
     check_reachable(target)
+    if any(Path(source).resolve() == target.resolve() for source in read):
+        raise OutputError(f"writing '{target}': that is what is read, which would be lost; name another place")
     _check_parent(target)
     if target.is_dir():
         raise OutputError(f"writing '{target}': it is a folder, expected a new file; name another place")
