@@ -208,7 +208,7 @@ bench-install: ## from a wheel in dist/ to the first trained step, in environmen
 	$(PYTHON) benchmarks/fresh_install.py
 
 docs: setup ## the documentation as a site in site/
-	NO_MKDOCS_2_WARNING=1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/mkdocs build -q --strict --site-dir site
+	NO_MKDOCS_2_WARNING=1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/mkdocs build --strict --site-dir site
 
 clean: ## remove builds, wheels, the environment and demo output
 	rm -rf build dist $(VENV) benchmarks/peers/.venv-tfra site demo-output

@@ -112,7 +112,7 @@ def run(
     score = None if scorer is None else scorer_named(scorer)
     checkpoint = source.open_for(table or [], path, memory)
     if output is not None:
-        check_free(output.absolute(), force=force)
+        check_free(output.absolute(), force=force, read=[checkpoint.path, *([] if log is None else [log])])
     types = {name: reader.schema.key_dtype for name, reader in checkpoint.tables.items()}
     opened = None if log is None else open_log(log, time_column=time_column, key_dtypes=types)
     with progress_bar("reading") as progress:

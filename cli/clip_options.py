@@ -155,7 +155,7 @@ def print_choices(choices: Sequence[Choice]) -> None:
     if len(choices) > 1:
         rows, cut = (sum(getattr(choice, what) for choice in choices) for what in ("rows", "cut"))
         saved = size(sum(choice.bytes_saved for choice in choices))
-        print(f"{len(choices):,} tables, {rows:,} rows, {cut:,} cut, {saved} saved")
+        print(prose(f"{len(choices):,} tables, {rows:,} rows, {cut:,} cut, {saved} saved"))
     for choice in choices:
         name = shown(choice.table)
         print_cut(choice.table, choice.failed)

@@ -26,10 +26,11 @@ from kvtools.cli.standard_output import (
     escape_unencodable,
     give_up_output,
     open_standard_files,
+    standard_error,
     standard_output,
 )
 from kvtools.cli.terminal import styled
-from kvtools.errors import KvtoolsError, ScratchError, one_line
+from kvtools.errors import KvtoolsError, ScratchError, check_working_folder, one_line
 from kvtools.remote.shown import shown
 
 COMMANDS = {
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1, 2 or 3, or 128 and the signal that ended it."""
     open_standard_files()
     escape_unencodable()
-    with own_options():
+    with own_options(), standard_error():
         return _run(list(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -138,8 +139,7 @@ def _run(arguments: list[str]) -> int:
     except ScratchError as error:
         return _fail(str(error), 1)
     except OSError as error:
-        file = f" '{shown(str(error.filename))}'" if error.filename else ""
-        return _fail(f"working on{file or ' a file'}: {error.strerror or error}", 1)
+        return _fail(_told(error), 1)
     except Exception as error:
         if isinstance(error, typer.Exit):
             return int(error.exit_code)
@@ -172,6 +172,17 @@ def _fail(message: str, status: int) -> int:
     give_up_output()
     print(f"{styled('kvtools:', 'bold red', sys.stderr)} {one_line(message)}", file=sys.stderr)
     return status
+
+
+def _told(error: OSError) -> str:
+    """Say what the system refused, and that there is no working folder where it is for want of that."""
+    if not error.filename:
+        try:
+            check_working_folder()
+        except KvtoolsError as gone:
+            return str(gone)
+    file = f" '{shown(str(error.filename))}'" if error.filename else " a file"
+    return f"working on{file}: {error.strerror or error}"
 
 
 def _tell_usage(app: typer.Typer) -> int:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from kvtools.cli import terminal
 from kvtools.cli.layout import shown
@@ -20,6 +20,11 @@ INTERVAL = "KVTOOLS_HEARTBEAT"
 
 _USUAL = 30.0  # s
 _MOST_BARS = 8
+_LEAST_BAR = 4
+_ROOM_FOR_BARS = 60  # characters of a line; narrower terminals get a percentage
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Update = Callable[[str, int, int], None]
 
@@ -119,18 +124,9 @@ class Heartbeat:
 
 @contextlib.contextmanager
 def _bars(doing: str, unit: str) -> Iterator[Update]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import TaskID
 
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-        console=Console(stderr=True, no_color=not terminal.has_color(sys.stderr)),
-        transient=True,
-    ) as bar:
+    with _drawn_bars(unit) as bar:
         tasks: dict[str, TaskID] = {}
         through: list[str] = []
 
@@ -138,9 +134,53 @@ def _bars(doing: str, unit: str) -> Iterator[Update]:
             if table not in tasks:
                 while through and len(tasks) >= _MOST_BARS:  # a thousand bars fit on no terminal
                     bar.remove_task(tasks.pop(through.pop(0)))
-                tasks[table] = bar.add_task(f"{doing} {table}".strip().replace("[", "\\["), total=total)
+                tasks[table] = bar.add_task(f"{doing} {shown(table)}".strip(), total=total)
             bar.update(tasks[table], completed=done)
             if done >= total and table not in through:
                 through.append(table)
 
         yield update
+
+
+def _drawn_bars(unit: str) -> Progress:
+    """Make lines of a table's name, a bar and numbers: where not all of it fits, the bar and then the name give way."""
+    from rich.console import Console, RenderableType
+    from rich.constrain import Constrain
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column
+    from rich.text import Text
+
+    console = Console(stderr=True, no_color=not terminal.has_color(sys.stderr))
+
+    def encodable(text: str) -> str:  # what stderr would escape in writing would be longer than the line was made for
+        return text.encode(console.encoding, "backslashreplace").decode(console.encoding)
+
+    class Bars(Progress):
+        def get_renderable(self) -> RenderableType:
+            # A terminal adds the ^C of Ctrl-C to a line, and must not wrap it.
+            return Constrain(super().get_renderable(), max(1, console.width - len("^C")))
+
+    class Name(ProgressColumn):
+        max_refresh = None
+
+        def get_table_column(self) -> Column:
+            return Column(min_width=1)
+
+        def render(self, task: Task) -> Text:
+            whole = encodable("…") == "…"
+            return Text(encodable(task.description), no_wrap=True, overflow="ellipsis" if whole else "crop")
+
+    rest: tuple[ProgressColumn, ...] = (TaskProgressColumn(),)
+    if console.width >= _ROOM_FOR_BARS:
+        rest = (BarColumn(table_column=Column(min_width=_LEAST_BAR)), MofNCompleteColumn(), TextColumn(unit))
+    time_left = TimeRemainingColumn(table_column=Column(no_wrap=True, overflow="crop"))
+    return Bars(Name(), *rest, time_left, console=console, transient=True)

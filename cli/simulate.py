@@ -98,7 +98,7 @@ def run(
     """
     told = read_policy(policy)
     if csv_file is not None:
-        check_free(csv_file.absolute(), force=force)
+        check_free(csv_file.absolute(), force=force, read=[policy, log])
     rows: dict[str, RowSize] | RowSize | None = None
     if like is not None:
         if dim is not None or slots:

@@ -1,4 +1,4 @@
-"""Standard output that nobody reads, or that is full, and a command that has a file to write."""
+"""Standard output and standard error that nobody reads, or that are full, and a command that has work to do."""
 
 from __future__ import annotations
 
@@ -92,13 +92,19 @@ def write_bytes(data: bytes) -> None:
 
 
 class _Told:
-    """Standard error, with URLs in place of the paths that stand for them."""
+    """Standard error, with URLs in place of the paths that stand for them; a log that is full or gone stops no work."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        return self._stream.write(shown(text))
+        with contextlib.suppress(OSError):
+            self._stream.write(shown(text))
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -124,7 +130,7 @@ def standard_output(*, held_back: bool, dropped: bool = False) -> Iterator[None]
     terminal shows everything at once: it goes away with a signal, not with an error.
     """
     stream: Any = _Output(sys.stdout)
-    with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(_Told(sys.stderr)):
+    with contextlib.redirect_stdout(stream):
         if not held_back or (stream.isatty() and not dropped):
             yield
         else:
@@ -144,11 +150,27 @@ def standard_output(*, held_back: bool, dropped: bool = False) -> Iterator[None]
         stream.flush()
 
 
+@contextlib.contextmanager
+def standard_error() -> Iterator[None]:
+    """Let the block go on where nobody takes what it says on standard error."""
+    stream = sys.stderr
+    with contextlib.redirect_stderr(_Told(stream)):
+        try:
+            yield
+        finally:
+            _give_up(stream)
+
+
 def give_up_output() -> None:
-    """Print what is still to be printed, if it can be; if not, Python must not try again when it exits."""
+    """Print what is still to be printed, if it can be."""
+    _give_up(sys.stdout)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Write what is still to be written, if it can be; if not, Python must not try again when it exits."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

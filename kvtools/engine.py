@@ -10,9 +10,9 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from kvtools.errors import BadInputError, MissingDependencyError, UsageError
 
@@ -68,18 +68,54 @@ def run_all(
         yield from map(function, tasks)
         return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="kvtools")
+    running = _Running(function)
     try:
         waiting = iter(tasks)
-        begun = deque(pool.submit(function, task) for task in itertools.islice(waiting, max(_AHEAD, 2 * workers)))
+        begun = deque(pool.submit(running, task) for task in itertools.islice(waiting, max(_AHEAD, 2 * workers)))
         while begun:
             result = begun.popleft().result()
-            begun.extend(pool.submit(function, task) for task in itertools.islice(waiting, 1))
+            begun.extend(pool.submit(running, task) for task in itertools.islice(waiting, 1))
             yield result
             del result
     finally:
         if stop is not None:
             stop.set()
-        pool.shutdown(cancel_futures=True)
+        try:
+            pool.shutdown(cancel_futures=True)
+        finally:
+            running.end()
+
+
+class _Running(Generic[T, R]):
+    """A function of tasks that can be waited for.
+
+    A pool does not know, and does not wait for, a thread that it was starting when Ctrl-C came: such a thread would
+    write on in what the caller has closed.
+    """
+
+    def __init__(self, function: Callable[[T], R]) -> None:
+        self._function = function
+        self._changed = threading.Condition()
+        self._calls = 0
+        self._ended = False
+
+    def __call__(self, task: T) -> R:
+        with self._changed:
+            if self._ended:
+                raise CancelledError
+            self._calls += 1
+        try:
+            return self._function(task)
+        finally:
+            with self._changed:
+                self._calls -= 1
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Return when no call goes on, and let none begin."""
+        with self._changed:
+            self._ended = True
+            self._changed.wait_for(lambda: not self._calls)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ exits with.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from kvtools.remote.shown import shown
@@ -80,3 +81,11 @@ def one_line(text: str) -> str:
     'no such table'
     """
     return " ".join(text.split())
+
+
+def check_working_folder() -> None:
+    """Raise `BadInputError` where the working folder was removed: a path that is not absolute leads nowhere then."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise BadInputError("the working folder was removed; change to one that is there") from None

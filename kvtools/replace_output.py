@@ -17,7 +17,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -120,12 +120,15 @@ def replace_files(target: Path, *, force: bool = False, dry_run: bool = False) -
         sync(target.parent)
 
 
-def check_free(target: Path, *, force: bool) -> list[Path]:
+def check_free(target: Path, *, force: bool, read: Iterable[str | os.PathLike[str]] = ()) -> list[Path]:
     """Return the files of `target` that exist; raise `OutputError` where `force` may not replace them, or is not set.
 
-    `force` replaces files and links to files: no device, pipe, socket or folder, whoever asks.
+    `force` replaces files and links to files: no device, pipe, socket or folder, whoever asks; and nothing of `read`,
+    what a page or a policy is made of and does not hold.
     """
     check_reachable(target)
+    if any(Path(source).resolve() == target.resolve() for source in read):
+        raise OutputError(f"writing '{target}': that is what is read, which would be lost; name another place")
     _check_parent(target)
     if target.is_dir():
         raise OutputError(f"writing '{target}': it is a folder, expected a new file; name another place")
@@ -173,6 +176,8 @@ def _check_parent(target: Path) -> None:
     above = folder_above(target)
     if not above.is_dir():
         raise OutputError(f"writing '{target}': '{above}' is no folder; name another place")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise OutputError(f"writing '{target}': nothing can be written in '{above}'; name another place")
 
 
 def _files_of(target: Path) -> list[Path]:
@@ -257,6 +262,7 @@ def check_replaceable(target: Path, *, mark: str, force: bool) -> None:
         raise OutputError(
             f"writing '{target}': the folder there has no '{mark}', so --force does not replace it; name another place"
         )
+    _check_parent(target)
 
 
 def check_apart(source: str | os.PathLike[str], target: Path) -> None:

@@ -155,7 +155,8 @@ def write_report(
         ```
     """
     output = Path(local_path(output))
-    check_free(output.absolute(), force=force)
+    read = [*checkpoints, *([] if compare is None else [compare])]
+    check_free(output.absolute(), force=force, read=[one.path for one in read])
     checkpoint = checkpoints[-1]
     readers = checkpoint.select(tables)
     stats = table_stats(readers, fine=True, memory=memory, workers=workers, engine=engine, progress=progress)

@@ -66,5 +66,12 @@ class ClassesMadeAtRunTime(griffe.Extension):
                     continue
                 source = source_of(made, name)
                 ast.parse(source)
-                visited = griffe.visit(module, filepath=static.filepath, code=source)
+                visited = griffe.visit(
+                    module,
+                    filepath=static.filepath,
+                    code=source,
+                    docstring_parser=loader.docstring_parser,
+                    docstring_options=loader.docstring_options,
+                    extensions=loader.extensions,
+                )
                 static.set_member(name, visited[name])

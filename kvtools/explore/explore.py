@@ -68,7 +68,7 @@ def write_page(
         ```
     """
     output = Path(local_path(output))
-    check_free(output.absolute(), force=force)
+    check_free(output.absolute(), force=force, read=[checkpoint.path])
     readers = largest_first(checkpoint.select(tables))
     surveys = survey_tables(
         readers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvtools.errors import MissingDependencyError
+from kvtools.errors import MissingDependencyError, check_working_folder
 
 _LOCKED = {
     "allow_community_extensions": "false",
@@ -41,8 +41,10 @@ def connect(doing: str, *, memory: int, threads: int = 1, spill: Path | None = N
 
     Raises:
         MissingDependencyError: duckdb is not installed.
+        BadInputError: the working folder was removed.
     """
     duckdb = import_duckdb(doing)
+    check_working_folder()  # without one DuckDB ends the process
     config = {
         **_LOCKED,
         "memory_limit": f"{max(memory, _LEAST_MEMORY)}B",

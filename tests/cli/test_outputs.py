@@ -85,6 +85,29 @@ def test_no_other_file_replaces_one_of_a_checkpoint(line: str, sample: Path, com
     assert {file: file.read_bytes() for file in sample.parent.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "explore {0} --output {0}",
+        "report {0} --html {0}",
+        "advise {0} --output {0}",
+        "simulate p.toml {0} --csv p.toml",
+    ],
+)
+def test_force_replaces_nothing_that_a_page_or_a_policy_is_made_of(
+    line: str, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: Callable[..., Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    policy = Path("p.toml")
+    policy.write_text('[[tables]]\nname = "*"\nmax-capacity = 9\n')
+    assert command_line(["migrate", str(sample), "tables.npz"]).status == 0
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for read in ("tables.npz", str(sample)):
+        ran = command_line([*line.format(read).split(), "--force"])
+        assert (ran.status, "that is what is read, which would be lost; name another place" in ran.err) == (1, True)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
 def test_a_dry_run_of_clip_tells_what_its_output_would_lack(
     sample: Path, tmp_path: Path, command_line: Callable[..., Any]
 ) -> None:

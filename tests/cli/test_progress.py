@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from kvtools.cli import progress
 from kvtools.cli.main import main
 from kvtools.cli.progress import Heartbeat, interval, progress_bar
+from kvtools.cli.terminal import display_width
 from kvtools.errors import UsageError
 
 
@@ -106,6 +108,34 @@ def test_a_terminal_shows_bars_of_few_tables_at_once(monkeypatch: pytest.MonkeyP
             update(f"[emb{table}]", 10, 10)
     assert "reading [emb29]" in screen.getvalue()
     assert ("\x1b[3" in screen.getvalue()) == color
+
+
+@pytest.mark.parametrize(
+    ("columns", "encoding", "numbers"), [(80, "utf-8", "12345678/98765432 rows"), (40, "ascii", "12% ")]
+)
+def test_bars_leave_numbers_whole_and_lines_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, columns: int, encoding: str, numbers: str
+) -> None:
+    class Screen(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    drawn = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", Screen(drawn, encoding=encoding, errors="backslashreplace", newline=""))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    with progress_bar("choosing rows of") as update:
+        for table in ("users", "a/scope/" * 20 + "weights", "\x1b[31m\x07 evil", "用户" * 40, "two\nlines", "b\\[c]"):
+            update(table, 12_345_678, 98_765_432)
+    lines = drawn.getvalue().decode(encoding).split("\n")
+    plain = [re.sub(r"\x1b\[[0-9?]*[A-Zhl]", "", line).rpartition("\r")[2] for line in lines]
+    widths = [display_width(line) for line in plain]
+    assert max(widths) <= columns - len("^C"), "the ^C of Ctrl-C wraps, and a bar stays behind"
+    last = plain[-7:-1]
+    assert [line.startswith("choosing rows of") for line in last] == [True] * 6
+    assert all(numbers in line for line in last)
+    assert "\x1b[31m" not in drawn.getvalue().decode(encoding)
 
 
 def test_a_dumb_terminal_is_a_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Standard output that closes or is full, and signals: what a command writes is there, or nothing is left of it."""
+"""Standard output and error that close or are full, and signals: what is written is there, or nothing is left of it."""
 
 from __future__ import annotations
 
@@ -122,6 +122,26 @@ def test_a_failure_is_told_to_whoever_reads_errors_alone(tmp_path: Path, sample_
     data.write_bytes(bytes(data.stat().st_size))
     done = shell(f"set -o pipefail; {KVTOOLS} verify sample | true", tmp_path)
     assert done.returncode == 3 and done.stderr.startswith("kvtools: verifying ") and done.stderr.count("\n") == 1
+
+
+def test_errors_that_nobody_takes_change_no_status_and_stop_no_work(tmp_path: Path, sample_path: Path) -> None:
+    some = f"{KVTOOLS} get sample 999999 5 --csv --table ads/emb 2> /dev/full; echo $?"
+    missed = f"{KVTOOLS} get sample 999999 2>&1 | true; echo ${{PIPESTATUS[0]}}"
+    done = shell(f"{some}; {missed}; {KVTOOLS} bogus 2> /dev/full; echo $?", tmp_path)
+    assert done.stdout.startswith("key,") and done.stdout.splitlines()[2:] == ["0", "3", "2"]
+
+
+def test_a_working_folder_that_is_gone_is_named(
+    tmp_path: Path, sample_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    statuses = [main(["clip", str(sample_path), "out", "--max-abs", "0"]), main(["sql", str(sample_path), "select 1"])]
+    assert statuses == [1, 1]
+    assert capsys.readouterr().err == "kvtools: the working folder was removed; change to one that is there\n" * 2
+    assert main(["verify", str(sample_path)]) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shutil
@@ -23,7 +24,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, tf: object) -> Path:
     folder = tmp_path_factory.mktemp("site")
     # Not `python -m`, which would import kvtools from the sources here.
     mkdocs = str(Path(sys.executable).with_name("mkdocs"))
-    command = [mkdocs, "build", "-q", "--strict", "--site-dir", str(folder)]
+    # With -q, mkdocs counts no warnings, and --strict lets every link pass.
+    command = [mkdocs, "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,6 +58,17 @@ def test_files_of_the_repository_are_pages(site: Path) -> None:
     assert "Keep a Changelog" in (site / "changelog.html").read_text()
     assert 'href="examples/kv_variable_py.html"' in (site / "index.html").read_text()
     assert (site / "benchmarks" / "results" / "index.html").is_file()
+
+
+def test_the_reference_shows_sections_of_docstrings_whole(site: Path) -> None:
+    reference = (site / "reference" / "kvtools.html").read_text()
+    told = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", reference)))
+    assert "whose chunks have keys [n], values [n, dim], slots (name to [n, width]), freqs [n]" in told
+    assert '>>> open("no/such/model.ckpt")' in told
+    for page in ("keras", "kvtools", "sok", "tfplugin"):  # of classes that are made at run time, too
+        shown = (site / "reference" / f"{page}.html").read_text()
+        assert "<blockquote>" not in shown, f"{page}: a doctest as a quotation"
+        assert "<p>Raises:" not in shown, f"{page}: a section as running text"
 
 
 def test_search_works_from_a_disk(site: Path) -> None:

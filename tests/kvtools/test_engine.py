@@ -49,6 +49,28 @@ class TestThreads:
             next(results)
         assert len(begun) < 600
 
+    def test_a_thread_that_an_interrupt_came_upon_at_its_start_is_waited_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begun, stop, ended = threading.Event(), threading.Event(), []
+        start = threading.Thread.start
+
+        def interrupted(thread: threading.Thread) -> None:
+            start(thread)
+            assert begun.wait(60)
+            raise KeyboardInterrupt
+
+        def task(number: int) -> None:
+            begun.set()
+            assert stop.wait(60)
+            time.sleep(0.05)
+            ended.append(number)
+
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(run_all(task, range(9), workers=2, stop=stop))
+        assert ended == [0]
+
     def test_a_task_that_looks_at_stop_is_not_waited_for(self) -> None:
         stop = threading.Event()
 

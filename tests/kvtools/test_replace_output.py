@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvtools.errors import OutputError
-from kvtools.replace_output import check_replaceable, replace_files, replace_folder
+from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
 
 
 def write(target: Path, text: str, *, force: bool = False) -> None:
@@ -80,6 +80,17 @@ def test_a_name_that_is_too_long_is_told(tmp_path: Path, name: str, dry_run: boo
         with pytest.raises(OutputError, match=r"^writing '.*[xy]': File name too long; name another place$"), place:
             pass
     assert names(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = rf"^writing '{tmp_path}/new/a': nothing can be written in '{tmp_path}'; name another place$"
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may do everything
+    with pytest.raises(OutputError, match=refused):
+        check_free(tmp_path / "new" / "a", force=True)
+    with pytest.raises(OutputError, match=refused):
+        check_replaceable(tmp_path / "new" / "a", mark="a.txt", force=True)
 
 
 def test_force_may_replace_an_empty_folder(tmp_path: Path) -> None:
