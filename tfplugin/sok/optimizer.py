@@ -97,6 +97,7 @@ class OptimizerWrapper(optimizers.OptimizerWrapper):
         with self._counting():
             return super().apply_gradients(pairs, *args, **kwargs)
 
+    @tf.autograph.experimental.do_not_convert  # as of the wrapper: AutoGraph cannot take all of what follows
     def _apply(self, apply: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
         if any(rowless_variables.has_no_rows(v) for _, v in pairs):
