@@ -60,7 +60,7 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
 
     @property
     def _distribute_strategy(self) -> Any:
-        """That of the step, such as a ``OneDeviceStrategy``: legacy optimizers of tf_keras update its own variables only."""
+        """That of the step, as `OneDeviceStrategy`: legacy optimizers of tf_keras update its own variables only."""
         return tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
 
     @_distribute_strategy.setter

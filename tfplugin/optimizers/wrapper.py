@@ -592,8 +592,8 @@ def _warn_of_what_one_rank_decides(tables: Sequence[KvVariable]) -> None:
             continue
         _warned.add(table)
         _log.warning(
-            "Key-value variable '%s': each of Horovod's %d ranks has the whole table, and its %s goes by the ids that a "
-            "rank looks up itself, so that the rows of the ranks will differ. Spread it over the ranks, with "
+            "Key-value variable '%s': each of Horovod's %d ranks has the whole table, and its %s goes by the ids that "
+            "a rank looks up itself, so that the rows of the ranks will differ. Spread it over the ranks, with "
             "tfplugin.sok.DynamicVariable, or leave that out.",
             table.name,
             size,
