@@ -14,6 +14,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import device as tf_device
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import gen_resource_variable_ops
+from tensorflow.python.util.tf_export import get_canonical_name_for_symbol
 
 from tfplugin import library
 
@@ -75,6 +76,12 @@ def on_device_of(table: Any) -> contextlib.AbstractContextManager[Any]:
     return scopes
 
 
+def name_of(strategy: Any) -> str:
+    """The name by which programs make a strategy: the class of ``MultiWorkerMirroredStrategy`` has another."""
+    name: str = get_canonical_name_for_symbol(type(strategy)) or type(strategy).__name__
+    return name.rpartition(".")[2]
+
+
 def refuse_copies(name: str, strategy: Any = None, what: str = "made") -> None:
     """Raises ValueError under a `tf.distribute` strategy that keeps a copy of each variable on several devices.
 
@@ -85,7 +92,7 @@ def refuse_copies(name: str, strategy: Any = None, what: str = "made") -> None:
     if strategy is None or isinstance(strategy, (tf.distribute.OneDeviceStrategy, *_PARAMETER_SERVERS)):
         return
     raise ValueError(
-        f"Key-value variable '{name}' cannot be {what} under {type(strategy).__name__}, which would keep copies "
+        f"Key-value variable '{name}' cannot be {what} under {name_of(strategy)}, which would keep copies "
         "of it apart. In one process train without a strategy, or under tf.distribute.OneDeviceStrategy: a table uses "
         "all CPUs. In several train with Horovod, where tfplugin.sok.DynamicVariable spreads a table over the "
         "ranks; under tf.distribute.ParameterServerStrategy; or with sessions on parameter servers "

@@ -198,6 +198,19 @@ def test_an_optimizer_whose_own_update_runs_keeps_its_slots(tmp_path):
     assert_same(state(dynamic, static, fresh), trained)
 
 
+def test_an_optimizer_of_tf_keras_without_the_wrapper_keeps_its_slots(tmp_path):
+    _, static = variables()
+    optimizer = tf_keras.optimizers.Adam(0.1)
+    optimizer.apply_gradients([(tf.constant(np.arange(15.0).reshape(5, 3), tf.float32), static)])
+    trained = {name: slot.numpy() for name, slot in slots_of(optimizer, static).items()}
+    assert set(trained) == {"m", "v"}
+    sok.dump(tmp_path, [static], optimizer)
+    _, static = variables()
+    fresh = tf_keras.optimizers.Adam(0.1)
+    sok.load(tmp_path, [static], fresh)
+    assert_same({name: slot.numpy() for name, slot in slots_of(fresh, static).items()}, trained)
+
+
 def test_loading_leaves_rows_that_are_not_in_the_dump(dumped):
     dynamic, static = variables()
     sok.assign(dynamic, [5, 77], np.full((2, 3), 7.0))

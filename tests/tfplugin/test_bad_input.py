@@ -138,14 +138,16 @@ def test_a_table_is_not_a_tensor(table):
             use()
 
 
-@pytest.mark.parametrize("strategy", ["MirroredStrategy", "experimental.CentralStorageStrategy"])
+@pytest.mark.parametrize("strategy", ["Mirrored", "MultiWorkerMirrored", "CentralStorage"])
 def test_strategies_that_keep_copies_of_a_variable(make, partitioner, strategy):
-    made = (
-        getattr(tf.distribute.experimental, strategy.partition(".")[2] or "-", None) or tf.distribute.MirroredStrategy
-    )
+    made = {
+        "Mirrored": lambda: tf.distribute.MirroredStrategy(["CPU:0"]),
+        "MultiWorkerMirrored": tf.distribute.MultiWorkerMirroredStrategy,
+        "CentralStorage": lambda: tf.distribute.experimental.CentralStorageStrategy(["CPU:0"]),
+    }[strategy]()
     with (
-        made(["CPU:0"]).scope(),
-        pytest.raises(ValueError, match=r"'emb.* cannot be made under (Mirrored|Central).*OneDeviceStrategy.*Horovod"),
+        made.scope(),
+        pytest.raises(ValueError, match=f"'emb.* cannot be made under {strategy}Strategy,.*OneDevice.*Horovod"),
     ):
         make(name="emb", partitioner=partitioner)
 

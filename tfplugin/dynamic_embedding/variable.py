@@ -27,7 +27,7 @@ from tfplugin.dynamic_embedding.tfra_names import status_names
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
-from tfplugin.placement import strategy_in_scope
+from tfplugin.placement import name_of, strategy_in_scope
 from tfplugin.policies import Admission, EvictionPolicy, Policies, resolve
 from tfplugin.row_expiry import evict_rows
 
@@ -106,7 +106,7 @@ class Variable(VariableFiles, ShardedTable):
     ) -> None:
         if (strategy := strategy_in_scope()) is not None:
             raise ValueError(
-                f"Dynamic embedding variable '{name}' cannot be made under {type(strategy).__name__}, which would keep "
+                f"Dynamic embedding variable '{name}' cannot be made under {name_of(strategy)}, which would keep "
                 "copies of it apart. Train on several processes with Horovod (keras.layers.HvdAllToAllEmbedding), or "
                 "with sessions on parameter servers (devices=[...])."
             )

@@ -58,6 +58,15 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
     def _handle(self, handle: tf.Tensor | None) -> None:
         self._bound.handle = handle
 
+    @property
+    def _distribute_strategy(self) -> Any:
+        """That of the step, as `OneDeviceStrategy`: legacy optimizers of tf_keras update its own variables only."""
+        return tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+
+    @_distribute_strategy.setter
+    def _distribute_strategy(self, strategy: Any) -> None:
+        """Where any resource variable says which strategy it was made under: this one goes with the step."""
+
     def assign(
         self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
     ) -> Any:

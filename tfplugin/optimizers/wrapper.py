@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import autotrackable
 from tensorflow.python.training import optimizer as v1_optimizer
 
+from tfplugin import ranks
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import (
     explanation,
@@ -31,6 +33,11 @@ from tfplugin.optimizers.patch_lock import patch_lock
 from tfplugin.partitioned_kv_variable import flat_variables
 from tfplugin.placement import refuse_copies
 from tfplugin.wrapped_method import replaced
+
+_log = logging.getLogger("tfplugin")
+
+#: Tables that `_warn_of_what_one_rank_decides` has told of.
+_warned: weakref.WeakSet[KvVariable] = weakref.WeakSet()
 
 
 class OptimizerWrapper(autotrackable.AutoTrackable):
@@ -177,6 +184,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 return apply(pairs, *args, **kwargs)
         pairs = _once(pairs)
         _refuse_what_horovod_left(self._core, pairs)
+        _warn_of_what_one_rank_decides([v for _, v in pairs if isinstance(v, KvVariable)])
         for _, v in pairs:
             if isinstance(v, KvVariable):
                 refuse_copies(v.name, what="updated")
@@ -572,6 +580,25 @@ def _once(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 def _names(optimizer: Any) -> list[str]:
     return [cls.__name__ for cls in type(optimizer).__mro__]
+
+
+def _warn_of_what_one_rank_decides(tables: Sequence[KvVariable]) -> None:
+    """Warns, once, of tables that Horovod is to keep equal on all ranks, and that each rank gives other rows to."""
+    size = ranks.horovod_size()
+    if size < 2:
+        return
+    for table in tables:
+        if table.ranks > 1 or table in _warned or not (table.max_capacity or table.policies.admission):
+            continue
+        _warned.add(table)
+        _log.warning(
+            "Key-value variable '%s': each of Horovod's %d ranks has the whole table, and its %s goes by the ids that "
+            "a rank looks up itself, so that the rows of the ranks will differ. Spread it over the ranks, with "
+            "tfplugin.sok.DynamicVariable, or leave that out.",
+            table.name,
+            size,
+            "max_capacity" if table.max_capacity else "admission",
+        )
 
 
 def _refuse_what_horovod_left(optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:

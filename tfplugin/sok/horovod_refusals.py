@@ -7,14 +7,15 @@ same local numbers: they would be written over, or trained by gradients of other
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tensorflow.python.training import optimizer as v1_optimizer
+
 from tfplugin import ranks
-from tfplugin.sok.distributed_variable import ShardedVariable
-from tfplugin.sok.optimizer_slots import slots_of
+from tfplugin.keras_hooks import KerasHooks
 from tfplugin.sok.variables import is_model_parallel
-from tfplugin.wrapped_method import wrap_method
+from tfplugin.wrapped_method import defining_class, wrap_method
 
 _installed = False
 
@@ -29,13 +30,29 @@ def install() -> None:
     wrap_method(horovod.functions, "_make_broadcast_group_fn", _checking_broadcasts)
     wrap_method(horovod.functions, "_make_inplace_broadcast_group_fn", _checking_broadcasts_in_place)
     wrap_method(horovod, "_make_cached_allreduce_grads_fn", _checking_gradients)
+    for method in ("_zeros_slot", "_get_or_make_slot", "_get_or_make_slot_with_initializer"):
+        wrap_method(v1_optimizer.Optimizer, method, _note_slot)
+    KerasHooks(_keras_changes).install()
 
 
-def note_slots(optimizer: Any, variable: ShardedVariable) -> None:
-    """Has broadcasts know what an optimizer keeps for this rank's rows."""
-    for slot in slots_of(optimizer, variable).values():
-        held = getattr(slot, "_value", slot)  # of Keras 3
-        held._slot_of_ranks_rows = variable.name
+def _note_slot(make: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has broadcasts know what an optimizer, any optimizer, keeps for this rank's rows."""
+    slot = make(optimizer, *args, **kwargs)
+    for variable in (*args, *kwargs.values()):
+        if is_model_parallel(variable):
+            held = getattr(slot, "_value", slot)  # of Keras 3
+            held._slot_of_ranks_rows = variable.name
+    return slot
+
+
+def _keras_changes(keras: Any) -> Iterator[Callable[[], None]]:
+    optimizers = keras.optimizers
+    for cls, method in (
+        (optimizers.Optimizer, "add_variable_from_reference"),
+        (getattr(getattr(optimizers, "legacy", None), "Optimizer", None), "add_slot"),
+    ):
+        if (owner := cls and defining_class(cls, method)) is not None:
+            yield wrap_method(owner, method, _note_slot)
 
 
 def _checking_broadcasts(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

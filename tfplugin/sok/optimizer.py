@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin import optimizers, ranks
-from tfplugin.sok import horovod_refusals, rowless_variables
+from tfplugin import optimizers
+from tfplugin.sok import rowless_variables
 from tfplugin.sok.distributed_variable import ShardedVariable
 from tfplugin.sok.optimizer_slots import slots_of
 from tfplugin.sok.placement import refuse_strategies
@@ -97,15 +97,12 @@ class OptimizerWrapper(optimizers.OptimizerWrapper):
         with self._counting():
             return super().apply_gradients(pairs, *args, **kwargs)
 
+    @tf.autograph.experimental.do_not_convert  # as of the wrapper: AutoGraph cannot take all of what follows
     def _apply(self, apply: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
         if any(rowless_variables.has_no_rows(v) for _, v in pairs):
             apply = rowless_variables.passing_over(apply, self._core)
-        done = super()._apply(apply, pairs, *args, **kwargs)
-        if ranks.size() > 1:
-            for variable in (v for _, v in pairs if isinstance(v, ShardedVariable)):
-                horovod_refusals.note_slots(self.optimizer, variable)
-        return done
+        return super()._apply(apply, pairs, *args, **kwargs)
 
 
 def _of_own_rows(gradient: Any, variable: ShardedVariable) -> Any:

@@ -196,13 +196,13 @@ def _listed_variables(core: Any) -> list[Any]:
 
 
 def _keras_slot_name(slot: Any, variable: Any) -> str:
-    """``momentum`` of ``emb_0_momentum`` (Keras 3) or ``momentum/emb`` (tf_keras)."""
+    """``momentum`` of ``emb_0_momentum`` (Keras 3), ``momentum/emb`` or ``SGD/momentum/emb`` (tf_keras)."""
     name = str(slot.name)
     reference = getattr(variable, "path", None) or str(variable.name)
     for prefix in (reference.replace("/", "_") + "_", reference.replace("/", "_").replace(":", "_") + "_"):
         if name.startswith(prefix):
             return name.removeprefix(prefix)
-    return name.partition("/")[0]
+    return name.partition(":")[0].removesuffix(f"/{reference.partition(':')[0]}").rpartition("/")[2]
 
 
 def is_built(optimizer: Any) -> bool:

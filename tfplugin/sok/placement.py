@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfplugin import ranks
-from tfplugin.placement import strategy_in_scope
+from tfplugin.placement import name_of, strategy_in_scope
 
 
 class ModelParallel:
@@ -41,6 +41,6 @@ def refuse_strategies(what: str) -> None:
     strategy = strategy_in_scope()  # no walrus: AutoGraph, which knows none, warns of one in a step
     if strategy is not None:
         raise ValueError(
-            f"{what} under {type(strategy).__name__}: what shares the rows of sok are ranks, processes that horovodrun "
+            f"{what} under {name_of(strategy)}: what shares the rows of sok are ranks, processes that horovodrun "
             "starts. Leave the strategy out, or take tf.distribute.OneDeviceStrategy."
         )

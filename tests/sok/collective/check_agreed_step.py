@@ -112,11 +112,14 @@ KERAS = {"Keras 3": tf.keras.optimizers, "tf_keras": tf_keras.optimizers, "legac
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
 @pytest.mark.parametrize("clip", ["clipnorm", "global_clipnorm", "clipvalue"])
 @pytest.mark.parametrize("keras", KERAS)
-def test_gradients_are_clipped_as_on_one_rank(keras: str, clip: str, traced: bool, rank: int, size: int) -> None:
+def test_gradients_are_clipped_as_on_one_rank(
+    keras: str, clip: str, traced: bool, rank: int, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
     def make() -> Any:
         return KERAS[keras].SGD(0.1, **{clip: 0.5})
 
     _train(make, rank, size, traced=traced)[0].check(_reference(make, 1.0, None)[0])
+    assert "AutoGraph" not in caplog.text
 
 
 @pytest.mark.parametrize("clip", ["clipnorm", "global_clipnorm"])

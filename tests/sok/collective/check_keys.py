@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import tf_keras
 
 import tfplugin
 import tfplugin.sok as sok
+from tfplugin.sok.optimizer_slots import slots_of
 
 MIXED = {
     "int64": [-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1, *range(-7, 8), 2**40, -(2**40)],
@@ -278,18 +280,28 @@ def test_horovod_does_not_mix_up_rows_in_silence(kind: str, hvd: Any, rank: int,
 
 
 @pytest.mark.parametrize(
-    "optimizers",
-    [tf.keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy],
-    ids=["keras", "tf_keras", "legacy"],
+    ("optimizers", "wrap"),
+    [
+        (tf.keras.optimizers, sok.OptimizerWrapper),
+        (tf_keras.optimizers, sok.OptimizerWrapper),
+        (tf_keras.optimizers.legacy, sok.OptimizerWrapper),
+        (tf_keras.optimizers, lambda optimizer: optimizer),
+        (tf_keras.optimizers.legacy, lambda optimizer: optimizer),
+        (tf.compat.v1.train, lambda optimizer: optimizer),
+    ],
+    ids=["keras", "tf_keras", "legacy", "tf_keras without a wrapper", "legacy without a wrapper", "v1"],
 )
-def test_slots_of_rows_are_not_broadcast_in_silence(optimizers: Any, hvd: Any, rank: int, size: int) -> None:
+def test_slots_of_rows_are_not_broadcast_in_silence(
+    optimizers: Any, wrap: Callable[[Any], Any], hvd: Any, rank: int, size: int
+) -> None:
     v, dense, loss, tape = _with_other_rows("distributed", rank, size)
-    optimizer = sok.OptimizerWrapper(optimizers.SGD(0.5, momentum=0.9))
-    optimizer.apply_gradients(zip(tape.gradient(loss, [v, dense]), [v, dense], strict=True))
-    slot = optimizer.get_slot(v, "momentum")
+    made = getattr(optimizers, "SGD", None) or optimizers.MomentumOptimizer
+    made = made(0.5, momentum=0.9)
+    wrap(made).apply_gradients(zip(tape.gradient(loss, [v, dense]), [v, dense], strict=True))
+    slot = slots_of(made, v)["momentum"]
     with pytest.raises(ValueError, match=f"of an optimizer for '{v.name}', has other rows on each rank"):
         hvd.broadcast_variables([getattr(slot, "_value", slot)], 0)
-    of_dense = optimizer.get_slot(dense, "momentum")
+    of_dense = slots_of(made, dense)["momentum"]
     hvd.broadcast_variables([getattr(of_dense, "_value", of_dense)], 0)
 
 

@@ -51,6 +51,20 @@ def test_an_update_in_the_backward_pass_of_each_rank_alone_is_an_error(
     assert all((others == rows).all() for others in gather(rows))
 
 
+@pytest.mark.parametrize("policy", ["max_capacity", "enter_threshold", None])
+def test_rows_that_each_rank_decides_on_are_warned_of_once(
+    hvd: Any, rank: int, policy: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = tfplugin.get_kv_variable(f"decides_{policy}", 2, **({policy: 5} if policy else {}))
+    optimizer = tfplugin.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+    for _ in range(2):
+        loss, tape = _taped(table, rank)
+        optimizer.apply_gradients([(hvd.DistributedGradientTape(tape).gradient(loss, [table])[0], table)])
+    told = [message for message in caplog.messages if "rows of the ranks will differ" in message]
+    what = "max_capacity" if policy == "max_capacity" else "admission"
+    assert [f"'decides_{policy}:0'" in one and what in one for one in told] == [True] * (policy is not None)
+
+
 def test_a_table_that_is_spread_over_the_ranks_is_updated_in_the_backward_pass(rank: int, size: int) -> None:
     sok.init()
     table = sok.DynamicVariable(2, "zeros", name="spread")

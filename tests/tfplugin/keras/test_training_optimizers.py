@@ -158,13 +158,16 @@ def test_an_optimizer_made_under_a_strategy_is_refused():
         model.compile("adam", "mse")
 
 
-def test_one_device_strategy(both_kerases):
-    def make():
-        return both_kerases.optimizers.Adam(0.05)
+@pytest.mark.parametrize("of", ["keras.optimizers", "tf_keras.optimizers", "tf_keras.optimizers.legacy"])
+def test_one_device_strategy(of):
+    keras, optimizers = importlib.import_module(of.partition(".")[0]), importlib.import_module(of)
 
-    models = pair(both_kerases)
+    def make():
+        return optimizers.Adam(0.05)
+
+    models = pair(keras)
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
-        model = pair(both_kerases)
+        model = pair(keras)
         model.compile(make)
         models.dense = model.dense
     ours, dense = (list(losses(one, DATA)) for one in model.models)
