@@ -31,6 +31,7 @@ from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.policy_file import PolicyFile, policy
 from tfplugin.restore_tables import restore_tables
 from tfplugin.spilling import spill_in
+from tfplugin.string_hash import string_keys
 from tfplugin.telemetry import TensorBoardHook, gradient_norms, summary, survey, tensorboard_callback, watch_gradients
 from tfplugin.tensorflow_hooks import install, uninstall
 from tfplugin.training_mode import inference_mode
@@ -57,6 +58,7 @@ __all__ = [
     "policy",
     "restore_tables",
     "spill_in",
+    "string_keys",
     "summary",
     "survey",
     "tensorboard_callback",

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfplugin.dynamic_embedding.table_files import call
-from tfplugin.string_hash import hashes
+from tfplugin.string_hash import string_keys
 
 
 class RedisKeyNames:
@@ -46,7 +46,7 @@ class RedisKeyNames:
                     self._held[at] = (key, count + 1)
             return ids
 
-        held = tf.convert_to_tensor(call(hold, [hashes(keys), keys], tf.int64), tf.int64)
+        held = tf.convert_to_tensor(call(hold, [string_keys(keys), keys], tf.int64), tf.int64)
         held.set_shape(keys.shape)
         return held
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import base as trackable
 
+from kvtools.string_hash import HASHES
 from tfplugin.dynamic_embedding.dtype_error import DtypeError
 from tfplugin.dynamic_embedding.initial_values import initial_values
 from tfplugin.dynamic_embedding.partition import default_partition_fn, owners_of
@@ -20,7 +21,6 @@ from tfplugin.keys import constant_keys, refuse_keras_input
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.policies import Policies
-from tfplugin.string_hash import HASHES
 
 
 class ShardedTable(trackable.Trackable):

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
-from tfplugin.string_hash import hashes
+from tfplugin.string_hash import string_keys
 
 
 class KeyNames(trackable.Trackable):
@@ -52,7 +52,7 @@ class KeyNames(trackable.Trackable):
           tf.errors.InvalidArgumentError: a hash whose string is not known, as of rows that were restored without it.
         """
         keys = tf.reshape(self.table.lookup(ids), tf.shape(ids))
-        unknown = tf.equal(keys, "") & tf.not_equal(ids, hashes(tf.constant("")))
+        unknown = tf.equal(keys, "") & tf.not_equal(ids, string_keys(tf.constant("")))
         check = tf.debugging.Assert(
             tf.logical_not(tf.reduce_any(unknown)),
             [

@@ -19,7 +19,7 @@ from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.ops import raw
 from tfplugin.placement import on_device_of
 from tfplugin.policies import Policies
-from tfplugin.string_hash import hashes
+from tfplugin.string_hash import string_keys
 
 #: Rows that a table makes room for where nobody says.
 DEFAULT_INIT_SIZE = 8192
@@ -126,7 +126,7 @@ class CuckooHashTable(TableFiles, SavedColumn, trackable.Trackable):
         """Keys as `kv` has them: itself, or the hashes of strings."""
         if self.names is None:
             return self.kv.keys_tensor(keys)
-        return hashes(tf.convert_to_tensor(keys, tf.string))
+        return string_keys(tf.convert_to_tensor(keys, tf.string))
 
     def note(self, ids: tf.Tensor, keys: Any) -> Any:
         """Notes the strings of `ids`, which are about to be inserted. Returns the op, if there is one (graph mode)."""
@@ -137,7 +137,7 @@ class CuckooHashTable(TableFiles, SavedColumn, trackable.Trackable):
         with on_device_of(self.kv):
             return raw.kv_table_gather(
                 self.kv.handle,
-                keys if self.names is None else hashes(keys),
+                keys if self.names is None else string_keys(keys),
                 dtype=self.value_dtype,
                 dim=self._dim,
                 mode="initial",

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfplugin.keys import how_to_convert
 from tfplugin.same_places import in_same_places
-from tfplugin.string_hash import hashes
+from tfplugin.string_hash import string_keys
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -79,7 +79,7 @@ def check_dtype(dtype: Any, reading: Reading, error: type[Exception] = TypeError
 def _keys(values: tf.Tensor, reading: Reading) -> tf.Tensor:
     check_dtype(values.dtype, reading)
     if values.dtype == tf.string:
-        return hashes(values)
+        return string_keys(values)
     return values if values.dtype == reading.table.key_dtype else tf.cast(values, tf.int64)
 
 

@@ -16,7 +16,7 @@ from tfplugin.initializers import KvInitializer
 from tfplugin.kv_variable import VALUE_DTYPES
 from tfplugin.policies import Policies
 from tfplugin.spilling import checked_spill
-from tfplugin.string_hash import hashes
+from tfplugin.string_hash import string_keys
 
 _KEY_DTYPES = ("int64", "int32", "uint64", "string")
 
@@ -103,7 +103,7 @@ class TableOptions:
             raise TypeError(f"{what}: padding_id={padding!r} is a string, and the keys are {self.key_dtype}.")
         if isinstance(padding, (str, bytes)):
             with tf.init_scope():
-                padding = int(hashes(tf.constant(padding)))
+                padding = int(string_keys(tf.constant(padding)))
         return get_kv_variable(
             name,
             embedding_dim=self.dim,
