@@ -27,6 +27,7 @@ from tfplugin.async_save import TableAtMoment
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.policies import Policies
+from tfplugin.rows_left_out import tell_of_restored
 from tfplugin.saveable import REGISTERED_SAVER, KvSaveable, check_whole, restore_op, save_cuts, save_ops
 from tfplugin.table_places import misplaced
 
@@ -274,6 +275,8 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
                 slot_binding.restored(part, obj._update_uid)
             else:
                 graph_restore.note(part.clear())
+        if tf.executing_eagerly():
+            tell_of_restored(f"Restoring '{prefix}'", obj)
 
 
 def _packed(obj: Any) -> struct_pb2.Struct:

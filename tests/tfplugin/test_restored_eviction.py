@@ -179,3 +179,36 @@ def test_orders_that_no_table_has_are_taken_for_the_nearest(order, tmp_path):
     gone = again.sparse_read_and_evict(np.arange(1000, 1060))[1].numpy()
     assert sorted(gone.tolist()) == list(range(60) if order == 0 else range(60, CAPACITY))
     assert int(again.size()) == CAPACITY
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_that_a_restore_leaves_out_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, parts: int) -> None:
+    def table(**limits: Any) -> Any:
+        partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
+        return tf.get_kv_variable("t", embedding_dim=2, partitioner=partitioner, **limits)
+
+    trained = table(expiry=tfplugin.policies.ExpireAfterSteps(100))
+    optimizer = tfplugin.OptimizerWrapper(keras.optimizers.SGD(0.1))
+    for step in range(10):
+        with tf.GradientTape() as tape:
+            rows = tf.nn.embedding_lookup(trained, tf.range(step * 3, 30 + step, dtype=tf.int64))
+        variables = list(trained._kv_parts)
+        optimizer.apply_gradients(zip(tape.gradient(rows, variables), variables, strict=True))
+    path = tf.train.Checkpoint(t=trained).save(str(tmp_path / "model"))
+    there = table(expiry=tfplugin.policies.ExpireAfterSteps(100))
+    tf.train.Checkpoint(t=there).restore(path)
+    whole = int(trained.size())
+    assert not caplog.text and int(there.size()) == whole
+    for limits, why in (
+        ({"max_capacity": 12}, "beyond its max_capacity=12"),
+        ({"expiry": tfplugin.policies.ExpireAfterSteps(2)}, "that have expired"),
+    ):
+        caplog.clear()
+        less = table(**limits)
+        tf.train.Checkpoint(t=less).restore(path)
+        left = int(less.size())
+        assert 0 < left < whole
+        said = (
+            f"key-value variable '{less.name}' is without rows of the checkpoint, {whole - left} {why}; it has {left}."
+        )
+        assert f"Restoring '{path}': {said}" in caplog.text
