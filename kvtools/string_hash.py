@@ -33,12 +33,15 @@ def string_keys(strings: Iterable[str | bytes] | npt.NDArray[Any]) -> npt.NDArra
         strings: text, which is hashed as UTF-8, or bytes: a list, an array of Python objects or of NumPy's strings.
 
     Raises:
-        UsageError: an element is neither text nor bytes, or is text that UTF-8 lacks (half a surrogate pair).
+        UsageError: `strings` is one string, whose letters would be hashed; an element is neither text nor bytes, or is
+            text that UTF-8 lacks (half a surrogate pair).
 
     Example:
         >>> string_keys(["wine", b"wine", ""]).tolist()
         [6833201401099529939, 6833201401099529939, 1938418459143314063]
     """
+    if isinstance(strings, str | bytes):
+        raise UsageError(f"got the string {strings!r:.80}, expected a list of strings: [{strings!r:.80}]")
     array = strings if isinstance(strings, np.ndarray) else np.asarray([*strings], object)
     encoded = [_encoded(string) for string in array.reshape(-1).tolist()]
     lengths = np.array([len(string) for string in encoded], np.int64)
