@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, BinaryIO
 
 import typer
@@ -17,6 +18,15 @@ from kvtools.remote.stored import open_binary
 from kvtools.string_hash import string_keys
 
 _LINES = 1 << 16
+_UTF16 = "in UTF-16, expected UTF-8: `iconv -f UTF-16`"
+_NO_TEXT = {
+    BOM_UTF16_LE: _UTF16,
+    BOM_UTF16_BE: _UTF16,
+    b"\x1f\x8b": "compressed, expected text: `zcat FILE | kvtools hash --file -`",
+    b"PK\x03\x04": "a zip archive, expected text",
+    b"\x93NUMPY": "an array of NumPy, expected text; kvtools.string_keys takes arrays",
+}
+"""What a file begins with that has no strings in its lines."""
 
 
 def run(
@@ -41,33 +51,40 @@ def run(
     """
     if not strings and file is None:
         raise UsageError("hashing strings: got none, expected some, or --file")
-    listed: list[dict[str, object]] = []
+    before = '{"keys": ['
     for block in _blocks([os.fsencode(string) for string in strings or []], file):
         keys = string_keys(block).tolist()
         if as_json:
-            listed += [
+            told = [
                 {"string": string.decode("utf-8", "backslashreplace"), "key": key}
                 for string, key in zip(block, keys, strict=True)
             ]
+            print(before + dumps(told)[1:-1], end="")
+            before = ", "
         else:
             print("\n".join(map(str, keys)))
     if as_json:
-        print(dumps({"keys": listed}))
+        print("]}" if before == ", " else '{"keys": []}')
 
 
 def _blocks(strings: list[bytes], file: str | None) -> Iterator[list[bytes]]:
     if strings:
         yield strings
     if file == "-":
-        yield from _lines(sys.stdin.buffer)
+        yield from _lines(sys.stdin.buffer, "standard input")
     elif file is not None:
         try:
             with open_binary(file) as opened:
-                yield from _lines(opened)
+                yield from _lines(opened, f"'{file}'")
         except OSError as error:
             raise BadInputError(f"reading strings from '{file}': {error.strerror or error}") from error
 
 
-def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
-    while block := [line.removesuffix(b"\n").removesuffix(b"\r") for line in islice(file, _LINES)]:
+def _lines(file: BinaryIO, source: str) -> Iterator[list[bytes]]:
+    first = file.readline()
+    for mark, what in _NO_TEXT.items():
+        if first.startswith(mark):
+            raise BadInputError(f"reading strings from {source}: it is {what}")
+    rest = chain([first.removeprefix(BOM_UTF8)], file) if first else iter(())
+    while block := [line.removesuffix(b"\n").removesuffix(b"\r") for line in islice(rest, _LINES)]:
         yield block

@@ -22,7 +22,7 @@ _TOGETHER = {
 
 _FILES = frozenset({"PATH", "OUT", "FILE", "FOLDER", "CHAIN", "[NAME=]CHAIN"})
 """What stands for the name of a file or folder, as the value of an option."""
-_NO_FILES = frozenset({"KEY", "KEY...", "[COMMAND]"})
+_NO_FILES = frozenset({"KEY", "KEY...", "STRING...", "[COMMAND]"})
 """What stands for something else, as an argument."""
 
 

@@ -1,7 +1,7 @@
 """The keys of strings: what layers and variables of strings have in place of them, without TensorFlow.
 
 A key is the Fingerprint64 of FarmHash, modulo `HASHES`: what `tf.strings.to_hash_bucket_fast(string, HASHES)` gives,
-the same on every machine. Strings of a length are hashed at a time, in NumPy.
+the same on every machine. Strings of a length are hashed at a time, in NumPy, and long ones of as many blocks.
 
 Source: FarmHash (https://github.com/google/farmhash), whose Fingerprint64 is fixed for all time.
 """
@@ -21,7 +21,7 @@ HASHES = 1726 * 5342931457063200
 the number of tables is what `tf.strings.to_hash_bucket_fast` gives for that number."""
 
 Words = npt.NDArray[np.uint64]
-Bytes = npt.NDArray[np.uint8]  # [n, length]: strings of one length
+Bytes = npt.NDArray[np.uint8]  # [n, length]: strings of one length; of more than 64 bytes, of one number of blocks
 
 _K0, _K1, _K2 = map(np.uint64, (0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F))
 
@@ -33,22 +33,27 @@ def string_keys(strings: Iterable[str | bytes] | npt.NDArray[Any]) -> npt.NDArra
         strings: text, which is hashed as UTF-8, or bytes: a list, an array of Python objects or of NumPy's strings.
 
     Raises:
-        UsageError: an element is neither text nor bytes, or is text that UTF-8 lacks (half a surrogate pair).
+        UsageError: `strings` is one string, whose letters would be hashed; an element is neither text nor bytes, or is
+            text that UTF-8 lacks (half a surrogate pair).
 
     Example:
         >>> string_keys(["wine", b"wine", ""]).tolist()
         [6833201401099529939, 6833201401099529939, 1938418459143314063]
     """
+    if isinstance(strings, str | bytes):
+        raise UsageError(f"got the string {strings!r:.80}, expected a list of strings: [{strings!r:.80}]")
     array = strings if isinstance(strings, np.ndarray) else np.asarray([*strings], object)
     encoded = [_encoded(string) for string in array.reshape(-1).tolist()]
     lengths = np.array([len(string) for string in encoded], np.int64)
     keys = np.empty(len(encoded), np.int64)
-    order = np.argsort(lengths, kind="stable")
-    for places in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
+    widths = np.where(lengths > 64, -(-lengths // 64) * 64, lengths)  # of long strings those of as many blocks together
+    order = np.argsort(widths, kind="stable")
+    for places in np.split(order, np.flatnonzero(np.diff(widths[order])) + 1):
         if len(places):
-            length = int(lengths[places[0]])
-            joined = np.frombuffer(b"".join([encoded[place] for place in places]), np.uint8)
-            keys[places] = (_fingerprints(joined.reshape(len(places), length)) % np.uint64(HASHES)).astype(np.int64)
+            width = int(widths[places[0]])
+            joined = np.frombuffer(b"".join([encoded[place].ljust(width, b"\0") for place in places]), np.uint8)
+            hashes = _fingerprints(joined.reshape(len(places), width), lengths[places])
+            keys[places] = (hashes % np.uint64(HASHES)).astype(np.int64)
     return keys.reshape(array.shape)
 
 
@@ -63,12 +68,12 @@ def _encoded(string: Any) -> bytes:
         raise UsageError(f"got {string!r:.80} among strings, which is no text: it has half a surrogate pair") from None
 
 
-def _fingerprints(strings: Bytes) -> Words:
-    """Hash strings of one length."""
+def _fingerprints(strings: Bytes, lengths: npt.NDArray[np.int64]) -> Words:
+    """Hash strings of one length, or long ones of one number of blocks, filled up to its end."""
     length = strings.shape[1]
     with np.errstate(over="ignore"):  # all arithmetic is modulo 2**64
         if length > 64:
-            return _long(strings, length)
+            return _long(strings, lengths)
         if length > 32:
             return _up_to_64(strings, length)
         if length > 16:
@@ -109,20 +114,21 @@ def _up_to_64(strings: Bytes, length: int) -> Words:
     return _mixed(_rotated(e + f, 43) + _rotated(g, 30) + h, e + _rotated(f + a, 18) + g, factor)
 
 
-def _long(strings: Bytes, length: int) -> Words:
+def _long(strings: Bytes, lengths: npt.NDArray[np.int64]) -> Words:
     """Blocks of 64 bytes one after the other, then the last 64 once more."""
     x, y = (np.full(len(strings), one) for one in (np.uint64(81), np.uint64(81) * _K1 + np.uint64(113)))
     z = _folded(y * _K2 + np.uint64(113)) * _K2
     x = x * _K2 + _word(strings, 0)
     zeros = np.zeros(len(strings), np.uint64)
     v, w = (zeros, zeros), (zeros, zeros)
-    for at in range(0, (length - 1) // 64 * 64, 64):
+    for at in range(0, strings.shape[1] - 64, 64):
         x, y, z, v, w = _block(strings, at, x, y, z, v, w, _K1, np.uint64(1))
     factor = _K1 + ((z & np.uint64(255)) << np.uint64(1))
-    w_first = w[0] + np.uint64((length - 1) & 63)
+    w_first = w[0] + (lengths.astype(np.uint64) - np.uint64(1) & np.uint64(63))
     v_first = v[0] + w_first
     v, w = (v_first, v[1]), (w_first + v_first, w[1])
-    x, y, z, v, w = _block(strings, length - 64, x, y, z, v, w, factor, np.uint64(9))
+    ends = np.take_along_axis(strings, lengths[:, None] + np.arange(-64, 0), 1)
+    x, y, z, v, w = _block(ends, 0, x, y, z, v, w, factor, np.uint64(9))
     first = _mixed(v[0], w[0], factor) + _folded(y) * _K0 + z
     return _mixed(first, _mixed(v[1], w[1], factor) + x, factor)
 

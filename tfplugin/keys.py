@@ -67,8 +67,11 @@ def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
             try:
                 return constant_keys(keys, key_dtype)
             except (TypeError, ValueError, OverflowError) as error:
+                strings = any(isinstance(key, str | bytes) for key in np.asarray(keys, object).reshape(-1)[:1])
+                how = f"; {how_to_convert(tf.string, key_dtype)}" if strings else "."
                 raise TypeError(
-                    f"Key-value variable '{name}' has {key_dtype.name} keys: {keys!r:.80} does not convert ({error})."
+                    f"Key-value variable '{name}' has {key_dtype.name} keys: {keys!r:.80} does not convert"
+                    f" ({error}){how}"
                 ) from error
         keys = tf.convert_to_tensor(keys)
     if keys.dtype == key_dtype:
@@ -98,6 +101,11 @@ def how_to_convert(dtype: tf.DType, key_dtype: tf.DType) -> str:
         return (
             "cast them with tf.cast(ids, tf.int32) if none is 2^31 or more in size, for a cast gives such ids the rows "
             "of others; or make the table with key_dtype=tf.int64."
+        )
+    if dtype == tf.string and key_dtype == tf.int64:
+        return (
+            "hash them as layers of strings do, by kvtools.string_keys(strings), or, of tensors, by "
+            "tf.strings.to_hash_bucket_fast(strings, 1726 * 5342931457063200)."
         )
     hashed = " after hashing (tf.strings.to_hash_bucket_fast)" if dtype == tf.string else ""
     return f"cast them with tf.cast(ids, tf.{name}){hashed}."

@@ -16,6 +16,7 @@ from kvtools.errors import UnknownTableError, UsageError
 
 Array = npt.NDArray[Any]
 _KEY_DTYPES = ("int64", "int32", "uint64")
+_OF_STRINGS = "; of strings: kvtools.string_keys"
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,11 @@ def wire_keys(keys: Any, table: Table) -> Array:
         low, high = int(given.min()), int(given.max())
     elif given.dtype == object:
         wrong = next(key for key in given.flat if not _is_whole(key))
-        raise UsageError(f"{doing}: got key {wrong!r:.60}, expected integers ({table.key_dtype})")
+        hint = _OF_STRINGS if isinstance(wrong, str | bytes) else ""
+        raise UsageError(f"{doing}: got key {wrong!r:.60}, expected integers ({table.key_dtype}){hint}")
     else:
-        raise UsageError(f"{doing}: got keys of type {given.dtype}, expected integers ({table.key_dtype})")
+        hint = _OF_STRINGS if given.dtype.kind in "UST" else ""
+        raise UsageError(f"{doing}: got keys of type {given.dtype}, expected integers ({table.key_dtype}){hint}")
     if table.key_dtype not in _KEY_DTYPES:
         raise BadAnswerError(f"{doing}: the server says that its keys are {table.key_dtype}; update this client")
     limits = np.iinfo(table.key_dtype)

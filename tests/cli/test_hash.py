@@ -32,6 +32,50 @@ def test_a_key_in_each_line(
     assert capsys.readouterr().out == f"{string_keys(['-x'])[0]}\n"
 
 
+def test_an_empty_string_has_a_key_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hash", "", "wine"]) == 0
+    assert [int(line) for line in capsys.readouterr().out.split()] == string_keys([b"", b"wine"]).tolist()
+
+
+def test_the_mark_that_windows_puts_before_a_text_is_no_part_of_its_first_string(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "marked").write_text("wine\r\n", encoding="utf-8-sig")
+    assert main(["hash", "--file", str(tmp_path / "marked")]) == 0
+    assert int(capsys.readouterr().out) == WINE
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("wine\n".encode("utf-16"), "it is in UTF-16, expected UTF-8: `iconv -f UTF-16`"),
+        (b"\x1f\x8b\x08", "it is compressed, expected text: `zcat FILE | kvtools hash --file -`"),
+        (b"PK\x03\x04", "it is a zip archive"),
+        (b"\x93NUMPY\x01\x00", "it is an array of NumPy, expected text; kvtools.string_keys takes arrays"),
+    ],
+)
+def test_files_that_have_no_strings_in_their_lines_are_errors(
+    data: bytes, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(data)
+    assert main(["hash", "--file", str(tmp_path / "file"), "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert not out and said in err
+
+
+def test_json_of_many_strings_is_written_as_they_are_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtools.cli.hash._LINES", 2)
+    (tmp_path / "lines").write_bytes(b"a\nb\nc\n")
+    assert main(["hash", "wine", "--file", str(tmp_path / "lines"), "--json", "--string-keys"]) == 0
+    told = json.loads(capsys.readouterr().out)["keys"]
+    assert [one["string"] for one in told] == ["wine", "a", "b", "c"] and told[0]["key"] == str(WINE)
+    (tmp_path / "lines").write_bytes(b"")
+    assert main(["hash", "--file", str(tmp_path / "lines"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"keys": []}
+
+
 def test_nothing_to_hash_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["hash"]) == 2
     assert main(["hash", "--file", str(tmp_path / "none")]) == 1

@@ -29,3 +29,10 @@ def test_keys_have_the_shape_of_the_strings_and_their_order() -> None:
 def test_what_is_no_string_is_an_error(wrong: list[object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         string_keys(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("one", ["wine", b"wine", np.str_("wine")])
+def test_one_string_is_no_list_of_letters(one: str | bytes) -> None:
+    with pytest.raises(UsageError, match=r"got the string .*, expected a list of strings"):
+        string_keys(one)  # type: ignore[arg-type]
+    assert string_keys(np.array(one)).tolist() == 6833201401099529939  # an array without dimensions is one string

@@ -35,8 +35,12 @@ def test_ids_that_are_not_keys(table, ids):
 
 
 def test_strings_are_told_to_hash(table):
-    with pytest.raises(TypeError, match="to_hash_bucket_fast"):
-        tf.nn.embedding_lookup(table, tf.constant(["a"]))
+    said = r"hash them .* kvtools\.string_keys\(strings\), or.*fast\(strings, 1726 \* 5342931457063200\)"
+    for strings in (tf.constant(["a"]), np.array(["a"]), ["a"], [["a"], ["b"]], "a"):
+        with pytest.raises(TypeError, match=said):
+            tf.nn.embedding_lookup(table, strings)
+    with pytest.raises(TypeError, match=said):
+        table.upsert(["a"], [[0.0] * 4])
 
 
 def test_wide_ids_into_narrow_keys(make):
