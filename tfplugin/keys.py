@@ -103,9 +103,6 @@ def how_to_convert(dtype: tf.DType, key_dtype: tf.DType) -> str:
             "of others; or make the table with key_dtype=tf.int64."
         )
     if dtype == tf.string and key_dtype == tf.int64:
-        return (
-            "hash them as layers of strings do, by kvtools.string_keys(strings), or, of tensors, by "
-            "tf.strings.to_hash_bucket_fast(strings, 1726 * 5342931457063200)."
-        )
+        return "hash them as layers of strings do: tfplugin.string_keys(strings)."
     hashed = " after hashing (tf.strings.to_hash_bucket_fast)" if dtype == tf.string else ""
     return f"cast them with tf.cast(ids, tf.{name}){hashed}."

@@ -27,7 +27,7 @@ GO_ON = ("README.md", "docs/quickstart.md")
 NEEDS = re.compile(r"^kvtools (serve|follow|setup-horovod|doctor)")
 """Commands that do not end by themselves, or look at the machine."""
 
-THOROUGH = ("docs/keras.md",)
+THOROUGH = ("docs/from-keras.md", "docs/keras.md")
 
 PRINTED = re.compile(r"^print\(.*\)\n# (.*)$", re.MULTILINE)
 """What a page says that it prints: a comment of one line behind."""
