@@ -25,6 +25,7 @@ _PASS_ON = {
     "TensorListGetItem": "item",
 }
 """Operations whose output is examples where an input is, and what it is called in functions."""
+_CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _LISTS = {"string": 1, "float32": 2, "int64": 3}  # of a Feature: bytes_list, float_list, int64_list
 _64_BITS = (1 << 64) - 1
 
@@ -81,6 +82,8 @@ def _follow(
         node = by_name[name]
         if node.op in _PARSERS and 0 in numbers:
             found |= {feature.name: feature for feature in _features(node, by_name)}
+        if node.op in _CONDITIONS:  # whose first input the functions do not take
+            numbers = [number - 1 for number in numbers if number]
         for called in (node.op, *node.functions()):
             function, key = library.get(called), (called, tuple(numbers))
             if function is None or key in seen:

@@ -279,7 +279,11 @@ class Parsed(tf.Module):
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
     def single(self, example: Any) -> Any:
-        features = tf.io.parse_single_example(example, {"user": FEATURES["user"]})
+        features = tf.cond(
+            tf.strings.length(example) > 0,
+            lambda: tf.io.parse_single_example(example, {"user": FEATURES["user"]}),
+            lambda: {"user": tf.constant(-1, tf.int64)},
+        )
         return {"row": tf.nn.embedding_lookup(self.user, features["user"])}
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
