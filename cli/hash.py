@@ -45,9 +45,9 @@ def run(
     \b
     Examples:
       kvtools hash wine
-      kvtools get model.ckpt-100 --table word $(kvtools hash red wine)
-      cut -f1 names.tsv | kvtools hash --file - | kvtools get model.ckpt-100 --table name --keys-file -
-      kvtools hash --file blocked.txt > blocked.keys && kvtools clip model.ckpt-100 out.ckpt --drop-keys blocked.keys
+      kvtools hash red wine --json
+      kvtools hash --file ids.txt > ids.keys && kvtools clip model.ckpt-100 out.ckpt --drop-keys-file ids.keys
+      cut -f1 clicks.tsv | kvtools hash --file - > ids.keys
     """
     if not strings and file is None:
         raise UsageError("hashing strings: got none, expected some, or --file")

@@ -12,7 +12,7 @@ from kvtools.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_MEASURED = {
-    *("completion", "dialects", "doctor", "man", "setup-horovod"),  # read no tables, but for names
+    *("completion", "dialects", "doctor", "hash", "man", "setup-horovod"),  # read no tables, but for names
     *("follow", "serve"),  # go on until they are ended
     *("log", "simulate"),  # read chains and logs
 }

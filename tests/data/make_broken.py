@@ -983,10 +983,10 @@ put(
 )
 put(
     "npz-keys-are-pickled",
-    "emb.values  npz         6",
+    "'emb.keys.npy'",
+    "it is of type object, expected plain numbers; save it without objects",
     make=member("keys", npy(np.array([1, None]), allow_pickle=True)),
     path="tables.npz",
-    status=0,
 )
 put(
     "npz-header-garbage",

@@ -430,6 +430,9 @@ class Ranks:
     def __init__(self):
         self.reduced = 0
 
+    def is_initialized(self):
+        return True
+
     def size(self):
         return 2
 
