@@ -175,8 +175,9 @@ def note_switch(variable: KvVariable, optimizer: Any, prefix: str, specs: list[S
             held = variable.slot_names()
     variable._optimizers_seen.append(prefix)
     before += sorted({name.split(".")[0] for name in held} - {prefix, *before})
+    known = {spec.name for spec in specs}
     fresh = [spec.name for spec in specs if spec.name not in held]
-    others = sorted(name for name in held if name.partition(".")[0] == prefix and name not in {s.name for s in specs})
+    others = sorted(name for name in held - known if name.partition(".")[0] == prefix)
     if others and fresh and not before:  # as of a file, by other names
         _log.warning(
             "Key-value variable '%s': its rows have slots %s, which %s does not know and drops; its own (%s) start"
