@@ -14,6 +14,7 @@ import fcntl
 import importlib
 import os
 import re
+import secrets
 import shutil
 import sys
 import tempfile
@@ -216,15 +217,17 @@ def work_folder(target: Path) -> Iterator[Path]:
         OutputError: the disk refuses it, or what is written there.
     """
     missing = [parent for parent in target.parents if not os.path.lexists(parent)]
+    # Named before it is there: a signal that comes as it is made, before anyone holds its name, would leave it behind.
+    work = target.parent / f".{target.name}.kvtools-{secrets.token_urlsafe(6)}"
+    lock: int | None = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target)
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.kvtools-", dir=target.parent))
-    except OSError as error:
-        _remove_empty(missing)
-        raise OutputError(f"writing '{target}': {error.strerror or error}; name another place") from error
-    lock = os.open(work, os.O_RDONLY)
-    try:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(target)
+            work.mkdir(0o700)
+        except OSError as error:
+            raise OutputError(f"writing '{target}': {error.strerror or error}; name another place") from error
+        lock = os.open(work, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield work
     except ScratchError:
@@ -235,7 +238,8 @@ def work_folder(target: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
         if not os.path.lexists(target):
             _remove_empty(missing)
 

@@ -6,6 +6,8 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -123,6 +125,23 @@ def test_failure_leaves_the_old_one_and_no_trace(tmp_path: Path, error: type[Bas
         raise error
     assert content(tmp_path / "out")["mark"] == "one"
     assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("replace", [replace_files, partial(replace_folder, mark="mark")])
+def test_a_signal_as_the_work_folder_is_made_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: Callable[..., AbstractContextManager[Path]]
+) -> None:
+    made = os.mkdir
+
+    def interrupted(path: str | Path, *rest: int) -> None:
+        made(path, *rest)
+        if ".out.kvtools-" in str(path):
+            raise KeyboardInterrupt  # as a handler does, which runs once the system call is over
+
+    monkeypatch.setattr(os, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt), replace(tmp_path / "a" / "out"):
+        pass
+    assert names(tmp_path) == []
 
 
 def test_full_disk(tmp_path: Path) -> None:
