@@ -24,7 +24,10 @@ _REQUEST_HEAD = struct.Struct("<4sIII")
 _TABLE_HEAD = struct.Struct("<IIIIQQ")
 _ANSWER_HEAD = struct.Struct("<4sIQ")
 _WEIGHTED = 1
-_FLOAT32 = 0
+_OWN_TYPE = 2
+_VALUE_TYPES = ("<f4", "<f8", "<i4", "<i8")
+OWN_TYPES = frozenset({"float64", "int32", "int64"})
+"""The types of tables whose rows float32 does not hold: a request may ask for them as they are."""
 
 
 class FrameError(ValueError):
@@ -36,7 +39,8 @@ class TableKeys:
     """What is looked up in one table: a row for each key, or with a `combiner` one for each bag of keys.
 
     `keys` int64 [n] (of a table of uint64 keys: their bits). Bag b has the keys [row_splits[b], row_splits[b + 1]);
-    `row_splits` int64 [bags + 1]; `weights` float32 [n], or None: all are 1.
+    `row_splits` int64 [bags + 1]; `weights` float32 [n], or None: all are 1. With `own_type` rows that are not pooled
+    come in the table's type, if that is of `OWN_TYPES`, and not in float32.
     """
 
     table: str
@@ -44,6 +48,7 @@ class TableKeys:
     combiner: str | None = None
     row_splits: npt.NDArray[np.int64] | None = None
     weights: npt.NDArray[np.float32] | None = None
+    own_type: bool = False
 
     @property
     def bags(self) -> int:
@@ -80,7 +85,7 @@ def encode_request(lookups: Sequence[TableKeys], missing: str | None = None) -> 
             _TABLE_HEAD.pack(
                 len(name),
                 COMBINERS.index(lookup.combiner) + 1 if lookup.combiner is not None else 0,
-                0 if lookup.weights is None else _WEIGHTED,
+                (0 if lookup.weights is None else _WEIGHTED) | (_OWN_TYPE if lookup.own_type else 0),
                 0,
                 len(lookup.keys),
                 lookup.bags if pooled else 0,
@@ -107,7 +112,8 @@ def decode_request(body: bytes) -> tuple[list[TableKeys], str | None]:
     for number in range(tables):
         what = f"table {number} of {tables}"
         name_bytes, combiner, flags, zero, keys, bags = reader.head(_TABLE_HEAD, what)
-        if combiner > len(COMBINERS) or flags & ~_WEIGHTED or zero or (not combiner and (bags or flags)):
+        known = _WEIGHTED if combiner else _OWN_TYPE
+        if combiner > len(COMBINERS) or flags & ~known or zero or (not combiner and bags):
             raise FrameError(f"{what}: got combiner {combiner}, flags {flags}, {bags} bags; no such lookup")
         try:
             name = reader.take(name_bytes, what).decode()
@@ -120,26 +126,30 @@ def decode_request(body: bytes) -> tuple[list[TableKeys], str | None]:
                 COMBINERS[combiner - 1] if combiner else None,
                 reader.array("<i8", bags + 1, what) if combiner else None,
                 reader.array("<f4", keys, what) if flags & _WEIGHTED else None,
+                bool(flags & _OWN_TYPE),
             )
         )
     reader.end()
     return lookups, MISSING[missing - 1] if missing else None
 
 
-def encode_answer(tables: Sequence[TableRows], version: int = 0) -> bytes:
-    """Write an answer: float32 rows, whatever the type of the table's."""
-    return b"".join(_answer_parts(tables, version))
+def encode_answer(tables: Sequence[TableRows], version: int = 0, own_types: Sequence[bool] = ()) -> bytes:
+    """Write an answer: float32 rows, whatever the type of the table's, but those of `own_types` as `OWN_TYPES` says."""
+    return b"".join(_answer_parts(tables, version, own_types or [False] * len(tables)))
 
 
-def _answer_parts(tables: Sequence[TableRows], version: int) -> Iterator[bytes]:
+def _answer_parts(tables: Sequence[TableRows], version: int, own_types: Sequence[bool]) -> Iterator[bytes]:
     yield _ANSWER_HEAD.pack(_ANSWER, len(tables), version)
-    for rows in tables:
+    for rows, own_type in zip(tables, own_types, strict=True):
         count, dim = rows.embeddings.shape
         found = b"" if rows.found is None else rows.found.tobytes()
-        yield _TABLE_HEAD.pack(count, dim, _FLOAT32, int(rows.found is None), rows.missing, len(found))
+        own = own_type and rows.embeddings.dtype.name in OWN_TYPES
+        value_type = rows.embeddings.dtype.newbyteorder("<").str if own else _VALUE_TYPES[0]
+        number = _VALUE_TYPES.index(value_type)
+        yield _TABLE_HEAD.pack(count, dim, number, int(rows.found is None), rows.missing, len(found))
         yield _padded(found)
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinity, as it would anywhere
-            yield _padded(rows.embeddings.astype("<f4", copy=False).tobytes())
+            yield _padded(rows.embeddings.astype(value_type, copy=False).tobytes())
 
 
 def decode_answer(body: bytes) -> tuple[list[TableRows], int]:
@@ -159,10 +169,10 @@ def decode_answer(body: bytes) -> tuple[list[TableRows], int]:
     for number in range(tables):
         what = f"table {number} of {tables}"
         rows, dim, value_type, pooled, missing, found_bytes = reader.head(_TABLE_HEAD, what)
-        if value_type != _FLOAT32 or pooled > 1:
-            raise FrameError(f"{what}: got rows of type {value_type}, expected {_FLOAT32} (float32)")
+        if value_type >= len(_VALUE_TYPES) or pooled > 1:
+            raise FrameError(f"{what}: got rows of type {value_type}, expected 0 to {len(_VALUE_TYPES) - 1}")
         found = reader.array("?", found_bytes, what)
-        values = reader.array("<f4", rows * dim, what).reshape(rows, dim)
+        values = reader.array(_VALUE_TYPES[value_type], rows * dim, what).reshape(rows, dim)
         answers.append(TableRows(values, None if pooled else found, missing))
     reader.end()
     return answers, version

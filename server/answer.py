@@ -142,7 +142,8 @@ def answer_tables(
         for lookup, rows in zip(lookups, answers, strict=True)
     )
     if codec.writes == "frame":
-        return Answer(200, FRAME, encode_answer(answers, version.number), headers, counts=counts)
+        frame = encode_answer(answers, version.number, [lookup.own_type for lookup in lookups])
+        return Answer(200, FRAME, frame, headers, counts=counts)
     if len(set(names)) < len(names):
         raise RequestError(400, "bad_body", "a table comes twice, which JSON cannot answer; ask for a frame")
     numbers = sum(rows.embeddings.size for rows in answers)

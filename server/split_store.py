@@ -23,7 +23,7 @@ import numpy as np
 
 from kvtools.client import Client, ClientError, SplitModel, UnavailableError
 from kvtools.client.errors import CA_FILE, MORE_TIME
-from kvtools.client.split_rows import check_exact, distinct_keys, rows_of_keys
+from kvtools.client.split_rows import distinct_keys, rows_of_keys
 from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import numpy_dtype
 from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, UsageError, one_line
@@ -213,8 +213,6 @@ class DenseStore(SavedModelStore):
     def __init__(self, path: str | os.PathLike[str], shards: Sequence[Sequence[str]], ca: Path | None = None) -> None:
         model = SplitModel.read(path)
         check_files(model.dense, model.manifest)
-        for one in model.signatures.values():
-            check_exact(one)
         given: dict[str, Any] = {"shards": shards, "export": model.export, "api_key": os.environ.get(API_KEY)}
         given["ca_file"] = ca
         with _as_option():

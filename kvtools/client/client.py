@@ -70,7 +70,8 @@ class Client(ClientBase[BlockingTransport]):
                 server is set to.
 
         Returns:
-            The rows, float32 [*shape of keys, dim], and whether each key was found, bool [*shape of keys].
+            The rows [*shape of keys, dim], and whether each key was found, bool [*shape of keys]. Rows are float32; of
+            a table of float64, int32 or int64 they are of its type.
         """
         return self._run(self._session.lookup_many({table: keys}, missing))[table]
 

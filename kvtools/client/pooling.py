@@ -17,7 +17,7 @@ def pool(
     """Return one row for each bag, float32 [bags, dim]; an empty bag gives zeros.
 
     Args:
-        rows: float32 [n, dim].
+        rows: [n, dim] of numbers.
         row_splits: int64 [bags + 1]: bag i has the rows `row_splits[i]` to `row_splits[i + 1]`.
         combiner: "sum" of the rows times their weights; "mean": that over the sum of the weights; "sqrtn": over the
             root of the sum of their squares.

@@ -76,7 +76,7 @@ class _Wanted:
 
     def _make(self) -> None:
         if self.embeddings is None:
-            self.embeddings = np.zeros((len(self.keys), self.table.dim), np.float32)
+            self.embeddings = np.zeros((len(self.keys), self.table.dim), self.table.rows_dtype)
             self.found = np.zeros(len(self.keys), np.bool_)
 
 
@@ -93,7 +93,7 @@ class _Piece:
 
     def add(self, wanted: _Wanted, where: Array | slice | None, keys: Array) -> None:
         self.wanted.append(wanted)
-        self.parts.append(TableKeys(wanted.table.name, keys))
+        self.parts.append(TableKeys(wanted.table.name, keys, own_type=wanted.table.rows_dtype != np.float32))
         self.where.append(where)
 
     @property
@@ -348,13 +348,15 @@ class Session:
         if len(decoded) != len(parts):
             raise BadAnswerError(f"{doing}: got rows of {len(decoded)} tables, expected {len(parts)}")
         for part, asked in zip(decoded, parts, strict=True):
+            table = known.tables[asked.table]
             rows = len(asked.keys) if asked.combiner is None else asked.bags
-            shape = (rows, known.tables[asked.table].dim)
+            dtype = table.rows_dtype if asked.own_type else np.dtype(np.float32)
+            got, shape = part.embeddings, (rows, table.dim)
             found = 0 if part.found is None else len(part.found)
-            if part.embeddings.shape != shape or (asked.combiner is None and found != rows):
+            if got.shape != shape or got.dtype != dtype or (asked.combiner is None and found != rows):
                 raise _ChangedError(
-                    f"{doing}: got rows {list(part.embeddings.shape)} of table '{asked.table}', expected {list(shape)}:"
-                    " it changed its dim; look up again"
+                    f"{doing}: got rows {got.dtype}{list(got.shape)} of table '{asked.table}', expected"
+                    f" {dtype}{list(shape)}: it changed its dim or its type; look up again"
                 )
         return version, decoded
 
@@ -463,12 +465,18 @@ class Session:
         assert replica is not None
         replica.versions.setdefault(_model(piece, known), piece.version)
         for name in [part.table for part in piece.parts if part.table in listing.tables]:
-            was, now = known.tables[name].key_dtype, listing.tables[name].key_dtype
-            if was != now:  # the bits that were sent may be other keys
-                replica.forget()
-                raise _ChangedError(
-                    f"looking up at {_place(call)}: the keys of table '{name}' were {was} and are {now}; look up again"
-                )
+            before, here = known.tables[name], listing.tables[name]
+            # The bits that were sent may be other keys, and the rows that came may be rounded.
+            for what, was, now in (
+                ("keys", before.key_dtype, here.key_dtype),
+                ("rows", before.rows_dtype, here.rows_dtype),
+            ):
+                if was != now:
+                    replica.forget()
+                    raise _ChangedError(
+                        f"looking up at {_place(call)}: the {what} of table '{name}' were {was} and are {now}; look up"
+                        " again"
+                    )
         if len(self.shards) > 1:
             return
         self._tables = None
@@ -588,10 +596,11 @@ def _joined(listings: Sequence[Tables]) -> Tables:
             first = tables.setdefault(name, table)
             if first is table:
                 continue
-            if (first.key_dtype, first.dim) != (table.key_dtype, table.dim):
+            if (first.key_dtype, first.dim, first.rows_dtype) != (table.key_dtype, table.dim, table.rows_dtype):
                 raise WrongShardError(
-                    f"looking at the shards: table '{name}' is {first.key_dtype} -> {first.dim} numbers in one and"
-                    f" {table.key_dtype} -> {table.dim} in another; serve shards of one checkpoint"
+                    f"looking at the shards: table '{name}' is {first.key_dtype} -> {first.dim} {first.rows_dtype} in"
+                    f" one and {table.key_dtype} -> {table.dim} {table.rows_dtype} in another; serve shards of one"
+                    " checkpoint"
                 )
             rows = first.rows + table.rows
             tables[name] = Table(name, first.key_dtype, first.value_dtype, first.dim, rows, model=first.model)

@@ -14,9 +14,6 @@ from kvtools.client.tables import Array
 from kvtools.errors import UsageError
 from kvtools.split_manifest import SplitSignature
 
-_EXACT = ("float32", "float16", "bfloat16", "bool", "int8", "int16")
-"""Rows that come as they are: answers have float32."""
-
 
 def fetch_rows(
     client: Client, signature: SplitSignature, request: Mapping[str, Any], ids: Mapping[str, Any] | None = None
@@ -32,8 +29,7 @@ def fetch_rows(
         ids: the outputs of `signature.ids_signature`, where `signature.needs_ids`.
 
     Raises:
-        UsageError: an input or ids are not there; the client was made for another export, or for none; or a table has
-            rows that do not come as they are.
+        UsageError: an input or ids are not there; or the client was made for another export, or for none.
         kvtools.client.UnavailableError: no server has rows of this export, among the rest that `Client.lookup` raises.
 
     Example:
@@ -62,16 +58,6 @@ async def fetch_rows_async(
     return signature.dense_request(request, rows_of_keys(signature, keys, places, answers))
 
 
-def check_exact(signature: SplitSignature) -> None:
-    """Raise `UsageError` where a table has rows that answers of float32 do not hold."""
-    for lookup in signature.lookups:
-        if lookup.table.value_dtype not in _EXACT:
-            raise UsageError(
-                f"looking up for signature '{signature.name}': table '{lookup.table.name}' has"
-                f" {lookup.table.value_dtype} rows, and servers answer in float32; serve both halves in one process"
-            )
-
-
 def _check(client: Client | AsyncClient, signature: SplitSignature) -> None:
     if client.export != signature.export:
         given = "none" if client.export is None else f"that of '{client.export}'"
@@ -79,7 +65,6 @@ def _check(client: Client | AsyncClient, signature: SplitSignature) -> None:
             f"looking up for signature '{signature.name}': the client was made with export= of another model, {given};"
             " make it with export=model.export, so that it takes rows of this one only"
         )
-    check_exact(signature)
 
 
 def distinct_keys(signature: SplitSignature, keys: Sequence[Array]) -> tuple[dict[str, Array], list[Array]]:

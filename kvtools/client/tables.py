@@ -13,6 +13,7 @@ import numpy.typing as npt
 from kvtools.client.errors import BadAnswerError
 from kvtools.client.options import VALUES_AT_ONCE
 from kvtools.errors import UnknownTableError, UsageError
+from kvtools.lookup_frame import OWN_TYPES
 
 Array = npt.NDArray[Any]
 _KEY_DTYPES = ("int64", "int32", "uint64")
@@ -43,6 +44,12 @@ class Table:
     rows: int
     shard: Shard | None = None
     model: str | None = None
+
+    @property
+    def rows_dtype(self) -> np.dtype[Any]:
+        """The type of the rows that a lookup gives: float32, which has float16, bfloat16, int8 and bool exactly, or
+        that of the table."""
+        return np.dtype(self.value_dtype if self.value_dtype in OWN_TYPES else np.float32)
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,7 @@ def rows_of(
     version: int = 1,
     shard: Any = None,
     key_dtype: str = "int64",
+    value_dtype: str = "float32",
     **limits: int,
 ) -> Answers:
     """What answers for these rows, as a server would."""
@@ -226,7 +227,7 @@ def rows_of(
                 {
                     "name": name,
                     "key_dtype": key_dtype,
-                    "value_dtype": "float32",
+                    "value_dtype": value_dtype,
                     "dim": dim,
                     "rows": len(rows),
                     "shard": shard,
@@ -243,14 +244,15 @@ def rows_of(
             rows = tables[one.table]
             keys = one.keys.view(np.uint64 if key_dtype == "uint64" else np.int64).tolist()
             there = np.array([key in rows for key in keys], np.bool_)
-            values = np.array([rows.get(key, [0.0] * dim) for key in keys], np.float32).reshape(-1, dim)
+            values = np.array([rows.get(key, [0.0] * dim) for key in keys], value_dtype).reshape(-1, dim)
             if one.combiner is not None:
                 assert one.row_splits is not None
                 pooled = pool(values, one.row_splits, one.combiner, one.weights)
                 found.append(TableRows(pooled, None, int((~there).sum())))
                 continue
             found.append(TableRows(values, there, int((~there).sum())))
-        return http(200, encode_answer(found, version), Content_Type="application/x-kvtools-lookup")
+        frame = encode_answer(found, version, [one.own_type for one in lookups])
+        return http(200, frame, Content_Type="application/x-kvtools-lookup")
 
     return answer
 

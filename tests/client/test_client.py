@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from lookup_servers import certificate, fake_server, http, real_server, refusal, rows_of
 
+from kvtools.array_table import ArrayTable
 from kvtools.client import (
     AsyncClient,
     BadAnswerError,
@@ -28,7 +29,9 @@ from kvtools.client import (
     TimeLimitError,
     UnavailableError,
 )
+from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UnknownTableError, UsageError
+from kvtools.export_snapshot import export_snapshot
 from kvtools.lookup_frame import decode_request
 from kvtools.server.catalog import static_catalog
 from kvtools.server.observer import Observer
@@ -85,12 +88,58 @@ def test_rows_are_those_of_the_checkpoint(
     for table, rows in sample_values.items():
         keys = [*rows, 12345]
         embeddings, found = client.lookup(table, keys)
-        assert embeddings.dtype == np.float32 and found.dtype == np.bool_
+        assert embeddings.dtype == (np.float64 if table == "empty_emb" else np.float32) and found.dtype == np.bool_
         assert found.tolist() == [True] * len(rows) + [False]
         assert np.array_equal(
             embeddings[:-1], np.array(list(rows.values()), np.float32).reshape(len(rows), embeddings.shape[1])
         )
         assert not embeddings[-1].any()
+
+
+WIDE = {
+    "float64": np.array([[1 / 3, -1e300], [0.1, 5e-324]]),
+    "int64": np.array([[2**63 - 1, -(2**63)], [2**24 + 1, 7]]),
+    "int32": np.array([[2**31 - 1, -(2**31)], [2**24 + 1, 7]], np.int32),
+}
+
+
+@pytest.fixture(scope="module")
+def wide_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of tables whose rows float32 does not hold, and one of float16."""
+    tables = {name: ArrayTable(name, np.array([3, -5]), values) for name, values in WIDE.items()}
+    half = ArrayTable("half", np.array([3, -5]), np.float16([[1 / 3, 2], [3, 4]]))
+    path = tmp_path_factory.mktemp("wide") / "wide.kvsnap"
+    export_snapshot(Checkpoint("memory", "memory", {**tables, "half": half}), path)
+    with real_server(static_catalog(TableStore(path)), max_keys=100) as running:
+        yield running
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_rows_that_float32_does_not_hold_come_as_they_are(make_client: Any, wide_url: str, dtype: str) -> None:
+    client = make_client(wide_url)
+    rows, found = client.lookup(dtype, [[-5, 3], [99, 3]])
+    assert rows.dtype == dtype and found.tolist() == [[True, True], [False, True]]
+    values = WIDE[dtype]
+    assert rows.tobytes() == np.array([[values[1], values[0]], [np.zeros_like(values[0]), values[0]]]).tobytes()
+    answers = client.lookup_many({dtype: [3] * 101, "half": [3]})  # more than the server takes at once
+    assert answers[dtype][0].tobytes() == values[[0] * 101].tobytes()
+    assert answers["half"][0].tolist() == np.float32(np.float16([[1 / 3, 2]])).tolist()
+    nothing, _ = client.lookup(dtype, [])
+    assert nothing.dtype == dtype and nothing.shape == (0, 2)
+    sums = client.lookup_pooled(dtype, [3, -5], [0, 1, 2])
+    assert sums.dtype == np.float32
+
+
+def test_a_new_version_may_have_another_type_of_rows(make_client: Any) -> None:
+    large = 2**24 + 1
+    floats, whole = {"a": {1: [1.5]}}, {"a": {1: [large]}}
+    with fake_server(rows_of(floats, 1)) as fake:
+        client = make_client(fake.url)
+        assert client.lookup("a", [1])[0].tolist() == [[1.5]]
+        fake.answers = rows_of(whole, 1, version=2, value_dtype="int64")
+        assert client.lookup("a", [1])[0].tolist() == [[large]]
+        fake.answers = rows_of(floats, 1, version=3)
+        assert client.lookup("a", [1])[0].tolist() == [[1.5]]
 
 
 def test_keys_may_have_any_shape_and_number(
@@ -395,7 +444,7 @@ def test_answers_to_another_question_are_refused(make_client: Any) -> None:
 
     with fake_server(changed) as fake:
         client = make_client(fake.url)
-        with pytest.raises(BadAnswerError, match=r"got rows \[1, 2\] of table 'a', expected \[1, 1\]"):
+        with pytest.raises(BadAnswerError, match=r"got rows float32\[1, 2\] of table 'a', expected float32\[1, 1\]"):
             client.lookup("a", [1])
         fake.answers = other
         assert client.lookup("a", [1])[0].tolist() == [[1.0, 2.0]]  # It looks again.

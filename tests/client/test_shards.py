@@ -158,7 +158,7 @@ def test_shards_of_tables_that_differ_are_refused(make_client: Any) -> None:
     other = rows_of({"a": {1: [1.0, 2.0]}}, 2)
     with fake_server(shard(0, said=False)) as zero, fake_server(other) as one:
         client = make_client(shards=[zero.url, one.url])
-        with pytest.raises(WrongShardError, match="'a' is int64 -> 1 numbers in one and int64 -> 2 in another"):
+        with pytest.raises(WrongShardError, match="'a' is int64 -> 1 float32 in one and int64 -> 2 float32 in another"):
             client.lookup("a", [0])
 
 

@@ -26,7 +26,7 @@ def lookups(draw: st.DrawFn) -> TableKeys:
     keys = draw(arrays(np.int64, draw(st.integers(0, 5))))
     name = draw(st.text(max_size=9))
     if draw(st.booleans()):
-        return TableKeys(name, keys)
+        return TableKeys(name, keys, own_type=draw(st.booleans()))
     inner = sorted(draw(st.lists(st.integers(0, len(keys)), max_size=3)))
     weights = draw(st.none() | arrays(np.float32, len(keys)))
     return TableKeys(
@@ -46,6 +46,7 @@ def test_requests_come_back(wanted: list[TableKeys], missing: str | None) -> Non
     assert how == missing and len(got) == len(wanted)
     for one, other in zip(got, wanted, strict=True):
         assert (one.table, one.combiner, one.bags) == (other.table, other.combiner, other.bags)
+        assert one.own_type == other.own_type
         assert (
             same(one.keys, other.keys) and same(one.row_splits, other.row_splits) and same(one.weights, other.weights)
         )
@@ -79,7 +80,8 @@ def test_every_cut_and_every_longer_frame_is_an_error() -> None:
         (8, 4, "missing"),
         (12, 1, "missing"),
         (20, 4, "combiner"),
-        (24, 2, "flags"),
+        (24, 1, "flags"),
+        (24, 4, "flags"),
         (28, 1, "combiner"),
         (16, 255, "cut off"),
         (39, 255, "cut off"),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi")
 from kvtools import _snapshot
-from kvtools.lookup_frame import TableKeys, decode_answer, encode_request
+from kvtools.lookup_frame import OWN_TYPES, TableKeys, decode_answer, encode_request
 from kvtools.server import answer, request
 from kvtools.server.answer import Answer, answer_lookup, answer_row, answer_tables
 from kvtools.server.catalog import ServedVersion, static_catalog
@@ -205,6 +205,11 @@ def test_every_form_has_the_rows_of_the_table(
     for each in rows:
         assert each.embeddings.tobytes() == floats.tobytes()
         assert each.found is not None and each.found.tolist() == found and each.missing == found.count(False)
+
+    frame = encode_request([TableKeys(reference.name, patterns, own_type=True)], missing)
+    ((own,), _) = decode_answer(body_of(answer_tables(version, frame, FRAME, None, SETTINGS)))
+    exact = reference.dtype if reference.value_type in OWN_TYPES else np.dtype(np.float32)
+    assert own.embeddings.dtype == exact and own.embeddings.tobytes() == expected.astype(exact).tobytes()
 
     one = json.loads(body_of(answer_row(version, reference.name, str(keys[0]), JSON, None, SETTINGS)))
     assert one["key"] == keys[0] and same(numbers([one["embedding"]], reference.dtype), expected[:1])

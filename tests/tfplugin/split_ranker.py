@@ -13,8 +13,8 @@ import tfplugin
 from tfplugin import dynamic_embedding as de
 
 IDS = tf.TensorSpec([None], tf.int64)
-SIGNATURES = ("serving_default", "words", "pooled", "many", "begun", "widened", "nothing")
-PLAIN = ("serving_default", "begun", "widened")
+SIGNATURES = ("serving_default", "words", "pooled", "many", "begun", "widened", "wide", "nothing")
+PLAIN = ("serving_default", "begun", "widened", "wide")
 """Signatures whose ids are inputs as they are."""
 
 
@@ -37,6 +37,10 @@ class Ranker(tf.Module):
             tf.lookup.TextFileInitializer(str(vocabulary), tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER),
             3,
         )
+        self.code = de.get_variable("code", dim=2, value_dtype=tf.int64, initializer=0)
+        self.code.upsert(np.arange(20), random.integers(2**60, 2**63, (20, 2)))
+        self.exact = tfplugin.get_kv_variable("exact", embedding_dim=2, value_dtype=tf.float64)
+        self.exact.upsert(np.arange(20), random.standard_normal((20, 2)))
         tables = {
             self.user: np.arange(-5, 40),
             self.item: np.arange(-5, 20),
@@ -93,6 +97,12 @@ class Ranker(tf.Module):
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
     def widened(self, ids: Any) -> Any:
         return {"y": tf.nn.embedding_lookup(self.user, tf.cast(ids, tf.int64))}
+
+    @tf.function(input_signature=[IDS])
+    def wide(self, ids: Any) -> Any:
+        """Rows that float32 does not hold."""
+        code, exact = self.code.lookup(ids), tf.nn.embedding_lookup(self.exact, ids)
+        return {"code": code, "exact": exact, "sum": code + 1}
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
     def nothing(self, x: Any) -> Any:

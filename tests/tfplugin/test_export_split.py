@@ -326,7 +326,9 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["split"] == str(output)
     assert main(["inspect", str(output), "--json"]) == 0
     assert {table["name"]: table["value_dtype"] for table in json.loads(capsys.readouterr().out)["tables"]} == {
+        "code": "int64",
         "drawn": "bfloat16",
+        "exact": "bfloat16",
         "half": "bfloat16",
         "item": "bfloat16",
         "user": "bfloat16",

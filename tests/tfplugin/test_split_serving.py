@@ -130,7 +130,7 @@ def test_every_protocol_has_the_model_and_its_tables(
         "found": True,
     }
     metadata = client.get("/v1/models/default/metadata").json()["metadata"]["signature_def"]["signature_def"]
-    assert set(metadata) == {*SIGNATURES, "user", "item", "half", "drawn"}
+    assert set(metadata) == {*SIGNATURES, "user", "item", "half", "drawn", "code", "exact"}
     assert set(metadata["serving_default"]["inputs"]) == {"user_id", "item_id", "price", "unused"}
     types = {"int64": "INT64", "int32": "INT32", "float32": "FP32"}
     tensors = [
@@ -143,7 +143,7 @@ def test_every_protocol_has_the_model_and_its_tables(
     assert np.float32(output["data"]).reshape(output["shape"]).tobytes() == expected.tobytes()
     listing = client.get("/v1/tables").json()
     assert listing["export"] == store.export
-    assert [table["name"] for table in listing["tables"]] == ["drawn", "half", "item", "user"]
+    assert [table["name"] for table in listing["tables"]] == ["code", "drawn", "exact", "half", "item", "user"]
 
 
 def test_what_is_wrong_with_a_request_is_told(client: TestClient) -> None:
@@ -359,7 +359,7 @@ def test_an_older_server_is_refused(models: Path, monkeypatch: pytest.MonkeyPatc
         client.lookup("user", [1])
 
 
-@pytest.mark.parametrize("name", ["serving_default", "words", "many", "begun"])
+@pytest.mark.parametrize("name", ["serving_default", "words", "many", "begun", "wide"])
 def test_a_client_fetches_the_rows_of_all_tables(models: Path, trained: dict[int, Any], rows: str, name: str) -> None:
     model = SplitModel.read(models / "2")
     dense, signature = tf.saved_model.load(str(model.dense)), model.signature(name)
