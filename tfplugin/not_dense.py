@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import tensorflow as tf
+from tensorflow.python.client import session
 
 _WRAP = (
     "Keras optimizers know dense variables only. Wrap this one, and give the wrapper key-value and dense variables "
@@ -110,6 +111,17 @@ class NotDense:
             "tf.nn.embedding_lookup(variable, keys), or take all of them with export()."
         )
 
+    @property
+    def __array_interface__(self) -> NoReturn:
+        # NumPy asks for it before it takes parts for a sequence. What has an `__array__` is a tensor to `tf.function`.
+        raise TypeError(f"Key-value variable '{self.name}' has no dense value to make an array of: {_ALL_ROWS}.")
+
+    def __len__(self) -> int:
+        raise TypeError(f"Key-value variable '{self.name}' has no fixed length: size() says how many rows it has.")
+
+    def __bool__(self) -> bool:
+        return True
+
     def __copy__(self) -> Any:
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))
@@ -141,6 +153,17 @@ for _operator in ("add", "sub", "mul", "truediv", "pow", "matmul"):
     setattr(NotDense, f"__{_operator}__", _refuse_arithmetic)
     setattr(NotDense, f"__r{_operator}__", _refuse_arithmetic)
 NotDense.__neg__ = NotDense.__abs__ = _refuse_arithmetic  # type: ignore[attr-defined]
+
+
+def _refuse_fetch(variable: Any, *_: Any) -> NoReturn:
+    raise TypeError(
+        f"Key-value variable '{variable.name}' has no dense value for a session to fetch or to be fed: {_ALL_ROWS}, "
+        "and run these."
+    )
+
+
+# Without this a session gives the bytes of the table's handle.
+session.register_session_run_conversion_functions(NotDense, _refuse_fetch, _refuse_fetch, _refuse_fetch)
 
 
 def refuse_jacobian(
