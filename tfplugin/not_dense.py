@@ -68,10 +68,28 @@ def _in_a_legacy_step(asks: FrameType) -> bool:
     return module.startswith("tf_keras.src.optimizers.legacy.") and asks.f_code.co_name == "_prepare"
 
 
-class NotDense:
-    """Says what to use in the place of methods that other variables have. They are absent to ``hasattr``."""
+class NoArray:
+    """What NumPy and `len` make nothing of. It is true nevertheless."""
 
     name: Any
+    #: What to do with rows.
+    _all_rows = _ALL_ROWS
+
+    @property
+    def __array_interface__(self) -> NoReturn:
+        # NumPy asks for it before it takes parts for a sequence. What has an `__array__` is a tensor to `tf.function`.
+        raise TypeError(f"Key-value variable '{self.name}' has no dense value to make an array of: {self._all_rows}.")
+
+    def __len__(self) -> int:
+        raise TypeError(f"Key-value variable '{self.name}' has no fixed length: size() says how many rows it has.")
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class NotDense(NoArray):
+    """Says what to use in the place of methods that other variables have. They are absent to ``hasattr``."""
+
     #: What has a Keras optimizer update it.
     _optimizer_wrapper = "tfplugin.OptimizerWrapper"
 
@@ -110,17 +128,6 @@ class NotDense:
             f"Key-value variable '{self.name}' has no positions to take rows by: look rows up by their keys with "
             "tf.nn.embedding_lookup(variable, keys), or take all of them with export()."
         )
-
-    @property
-    def __array_interface__(self) -> NoReturn:
-        # NumPy asks for it before it takes parts for a sequence. What has an `__array__` is a tensor to `tf.function`.
-        raise TypeError(f"Key-value variable '{self.name}' has no dense value to make an array of: {_ALL_ROWS}.")
-
-    def __len__(self) -> int:
-        raise TypeError(f"Key-value variable '{self.name}' has no fixed length: size() says how many rows it has.")
-
-    def __bool__(self) -> bool:
-        return True
 
     def __copy__(self) -> Any:
         copied = object.__new__(type(self))
