@@ -25,9 +25,8 @@ from kvtools.chain_place import is_chain
 from tfplugin import graph_import, graph_restore, restore_scope, slot_binding
 from tfplugin.async_save import TableAtMoment
 from tfplugin.kv_variable import KvVariable
-from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable, put_together
 from tfplugin.policies import Policies
-from tfplugin.rows_left_out import tell_of_restored
 from tfplugin.saveable import REGISTERED_SAVER, KvSaveable, check_whole, restore_op, save_cuts, save_ops
 from tfplugin.table_places import misplaced
 
@@ -142,6 +141,24 @@ def add_restore_ops(
             latest[id(saveable.rows)] = saveable.restore_op(filename)
         restored.append(latest[id(saveable.rows)])
     return tf.group(*[op for op in restored if op is not None], name=name)
+
+
+def slices_of_savers(original: Callable[..., Any], names_to_saveables: Mapping[str, Any]) -> Any:
+    """`validate_and_slice_inputs`: a list of all parts of a key-value variable is the variable, as one of slices is."""
+    return original({name: _whole(name, given) for name, given in names_to_saveables.items()})
+
+
+def _whole(name: str, given: Any) -> Any:
+    if not isinstance(given, (list, tuple)) or not any(isinstance(part, KvVariable) for part in given):
+        return given
+    parts = [part for part in given if isinstance(part, KvVariable)]
+    wholes = list(put_together(parts))
+    if len(wholes) != 1 or len(wholes[0]) != len(given):
+        raise ValueError(
+            f"What a Saver is to have as '{name}' is a list with {parts[0]!r} that is not all parts of one key-value "
+            "variable: give the variable, as get_kv_variable gave it, or the list of its parts, [*variable]."
+        )
+    return wholes[0]
 
 
 # ---- Object-based: tf.train.Checkpoint and SavedModel ----
@@ -275,8 +292,6 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
                 slot_binding.restored(part, obj._update_uid)
             else:
                 graph_restore.note(part.clear())
-        if tf.executing_eagerly():
-            tell_of_restored(f"Restoring '{prefix}'", obj)
 
 
 def _packed(obj: Any) -> struct_pb2.Struct:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.framework import func_graph
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import variable_scope
 
@@ -21,8 +24,8 @@ from tfplugin.policies import Admission, EvictionPolicy, Policies
 from tfplugin.policies import resolve as resolve_policies
 from tfplugin.spilling import checked_spill
 
-#: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
-NOMINAL_ROWS = 1 << 20
+#: The module whose functions a `tf.function` has in the stack of creators while it is traced.
+_FUNCTIONS = polymorphic_function.__name__
 
 _GRAPH_ATTRIBUTE = "_tfplugin_kv_variables"
 
@@ -150,6 +153,29 @@ def _part_count(partitioner: Callable[..., Any] | None, name: str, rows: int, di
     return int(counts[0])
 
 
+#: By what a `tf.function` has among a graph's creators of variables: the tables that its traces made, and in which.
+_made_in: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def _check_first_trace(name: str, graph: Any) -> None:
+    """Raises for a table that another trace of a `tf.function` has made, whose rows this one would not know."""
+    creators = [
+        creator for _, creator in graph._variable_creator_stack if getattr(creator, "__module__", "") == _FUNCTIONS
+    ]
+    while isinstance(graph.outer_graph, func_graph.FuncGraph):
+        graph = graph.outer_graph
+    for creator in creators:
+        made = _made_in.setdefault(creator, {}).setdefault(name, weakref.ref(graph))()
+        if made is None:
+            _made_in[creator][name] = weakref.ref(graph)
+        elif made is not graph:
+            raise ValueError(
+                f"get_kv_variable('{name}') in a tf.function makes a new table each time that the function is traced, "
+                "as now, and the rows of the one before are not in it: make the table once, outside of the function."
+            )
+
+
+@tf.autograph.experimental.do_not_convert
 def get_kv_variable(
     name: str,
     embedding_dim: int | Sequence[int] | None = None,
@@ -270,6 +296,7 @@ def get_kv_variable(
         max_capacity=max_capacity,
     )
 
+    function = tf_ops.get_default_graph() if tf_ops.inside_function() else None
     with tf_ops.init_scope():
         store = _store()
         found = store.get(full_name)
@@ -290,6 +317,8 @@ def get_kv_variable(
                 "to set reuse=tf.compat.v1.AUTO_REUSE in its variable_scope?"
             )
         _check_free(full_name)
+        if function is not None and context.executing_eagerly():
+            _check_first_trace(full_name, function)
         if embedding_dim is None:
             raise ValueError(f"get_kv_variable('{full_name}'): embedding_dim is needed to make a new variable.")
 
@@ -297,7 +326,7 @@ def get_kv_variable(
         init = resolve(initializer, full_name, dim, value)
         if partitioner is None and placement.parameter_servers() > 1:
             partitioner = tf.compat.v1.fixed_size_partitioner(placement.parameter_servers())
-        rows = capacity_hint or NOMINAL_ROWS
+        rows = capacity_hint or placement.NOMINAL_ROWS
         parts = _part_count(partitioner, full_name, rows, dim, value)
         if init.rows is not None and parts is not None:
             init = _shared_rows(init)
@@ -379,7 +408,7 @@ def _check_same(found: Any, name: str, dim: int | None, key_dtype: tf.DType, val
 def _check_same_parts(found: Any, name: str, partitioner: Callable[..., Any] | None, capacity_hint: int) -> None:
     # What the partitioner was told the first time, where nothing else is said.
     hint = found.partitioned_for if isinstance(found, PartitionedKvVariable) else found.capacity_hint
-    parts = _part_count(partitioner, name, capacity_hint or hint or NOMINAL_ROWS, found.dim, found.dtype)
+    parts = _part_count(partitioner, name, capacity_hint or hint or placement.NOMINAL_ROWS, found.dim, found.dtype)
     if parts is not None and parts != len(found._kv_parts):  # None: not said
         raise ValueError(
             f"Trying to share key-value variable {name}, but specified a partitioner that gives {parts} parts, and "

@@ -178,7 +178,8 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
                 self._initializer_op = None
             else:
                 with tf.name_scope(""):
-                    with placement.like_a_variable(name, self.dtype, self.dim) as probe:
+                    rows = self.capacity_hint or -(-placement.NOMINAL_ROWS // parts)
+                    with placement.like_a_variable(name, self.dtype, rows, self.dim) as probe:
                         self._handle = self._make_handle(anonymous=False)
                         # Never run. A MetaGraph's import wants a ReadVariableOp for each variable in it.
                         self._snapshot = gen_resource_variable_ops.read_variable_op(

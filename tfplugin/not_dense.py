@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import tensorflow as tf
+from tensorflow.python.client import session
 
 _WRAP = (
     "Keras optimizers know dense variables only. Wrap this one, and give the wrapper key-value and dense variables "
@@ -67,10 +68,28 @@ def _in_a_legacy_step(asks: FrameType) -> bool:
     return module.startswith("tf_keras.src.optimizers.legacy.") and asks.f_code.co_name == "_prepare"
 
 
-class NotDense:
-    """Says what to use in the place of methods that other variables have. They are absent to ``hasattr``."""
+class NoArray:
+    """What NumPy and `len` make nothing of. It is true nevertheless."""
 
     name: Any
+    #: What to do with rows.
+    _all_rows = _ALL_ROWS
+
+    @property
+    def __array_interface__(self) -> NoReturn:
+        # NumPy asks for it before it takes parts for a sequence. What has an `__array__` is a tensor to `tf.function`.
+        raise TypeError(f"Key-value variable '{self.name}' has no dense value to make an array of: {self._all_rows}.")
+
+    def __len__(self) -> int:
+        raise TypeError(f"Key-value variable '{self.name}' has no fixed length: size() says how many rows it has.")
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class NotDense(NoArray):
+    """Says what to use in the place of methods that other variables have. They are absent to ``hasattr``."""
+
     #: What has a Keras optimizer update it.
     _optimizer_wrapper = "tfplugin.OptimizerWrapper"
 
@@ -141,6 +160,17 @@ for _operator in ("add", "sub", "mul", "truediv", "pow", "matmul"):
     setattr(NotDense, f"__{_operator}__", _refuse_arithmetic)
     setattr(NotDense, f"__r{_operator}__", _refuse_arithmetic)
 NotDense.__neg__ = NotDense.__abs__ = _refuse_arithmetic  # type: ignore[attr-defined]
+
+
+def _refuse_fetch(variable: Any, *_: Any) -> NoReturn:
+    raise TypeError(
+        f"Key-value variable '{variable.name}' has no dense value for a session to fetch or to be fed: {_ALL_ROWS}, "
+        "and run these."
+    )
+
+
+# Without this a session gives the bytes of the table's handle.
+session.register_session_run_conversion_functions(NotDense, _refuse_fetch, _refuse_fetch, _refuse_fetch)
 
 
 def refuse_jacobian(

@@ -18,6 +18,10 @@ from tensorflow.python.util.tf_export import get_canonical_name_for_symbol
 
 from tfplugin import library
 
+#: How many rows a variable has for those who ask before there are any, where `capacity_hint` does not say: a
+#: partitioner for its parts, a strategy of parameter servers for the bytes that one takes.
+NOMINAL_ROWS = 1 << 20
+
 
 def table_device(device: str | None) -> str:
     """Where a table goes that is wanted on `device`: to a GPU if it is named and can have tables, else to a CPU."""
@@ -41,15 +45,20 @@ def task_of(device: str) -> str:
     return tf_device.DeviceSpec(job=spec.job, replica=spec.replica, task=spec.task).to_string()
 
 
+def is_in_this_process(device: str) -> bool:
+    """Whether `device`, in eager mode, is one of this process."""
+    return task_of(device) == task_of(context.context().host_address_space())
+
+
 @contextlib.contextmanager
-def like_a_variable(name: str, dtype: tf.DType, dim: int) -> Iterator[tf.Tensor]:
+def like_a_variable(name: str, dtype: tf.DType, rows: int, dim: int) -> Iterator[tf.Tensor]:
     """Puts a table where a variable would go (graph mode). Gives the op that was asked.
 
     Device functions such as ``replica_device_setter`` look at the type of the op they place: ask them by an op
-    of the type they know.
+    of the type they know. Those that balance bytes look at its shape, too.
     """
     probe = gen_resource_variable_ops.var_handle_op(
-        dtype=dtype, shape=[0, dim], shared_name=f"{name}/placement", name=f"{name}/placement"
+        dtype=dtype, shape=[rows, dim], shared_name=f"{name}/placement", name=f"{name}/placement"
     )
     # After the probe: to ignore colocation is to ignore device functions, too.
     with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(table_device(probe.device)):
@@ -67,9 +76,18 @@ def tell_neighbours(parts: Sequence[Any]) -> None:
 
 
 def on_device_of(table: Any) -> contextlib.AbstractContextManager[Any]:
-    """Puts an op where the table is. In eager mode it goes there by itself."""
+    """Puts an op where the table is. In eager mode it goes there by itself.
+
+    Raises:
+      RuntimeError: the table is of eager mode, and the op of a graph that is no function's.
+    """
     if context.executing_eagerly():
         return contextlib.nullcontext()
+    if table._eager and not tf_ops.inside_function():
+        raise RuntimeError(
+            f"Key-value variable '{table.name}' was made in eager mode, and a tf.Graph, as this one, can only look up "
+            "those that were made in it: make it there, or use a tf.function in the place of the graph."
+        )
     scopes = contextlib.ExitStack()
     scopes.enter_context(tf_ops.colocate_with(None, ignore_existing=True))
     scopes.enter_context(tf_ops.device(table._op_device()))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from kvtools.chain import newest_chain
@@ -14,7 +13,6 @@ from kvtools.chain_place import chain_at, is_chain
 from tfplugin import slot_binding
 from tfplugin.named_tables import name_of, names_there, newest_in, no_such, whole_of
 from tfplugin.row_counts import row_count
-from tfplugin.rows_left_out import RowsLeftOut
 from tfplugin.saveable import check_whole, restore_op
 
 _META = "-kvmeta"
@@ -63,33 +61,13 @@ def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None
             raise ValueError(f"restore_tables: '{name_of(table)}' from checkpoint '{path}': {message}")
         base, infix = known[there]
         check_whole(table)
-        of_table = []
         for part in table._kv_parts:
-            of_table.append(restore_op(tf.constant(members), part, base, infix))
+            ops.append(restore_op(tf.constant(members), part, base, infix))
             # Optimizers that came along with the table in an earlier restore keep to their slots.
             slot_binding.restored(part, getattr(table, "_update_uid", -1))
-        ops += of_table
-        left_out = _left_out(path, there, base, table)
         if tf.executing_eagerly():
-            restored[name_of(table)] = left_out.count_now() if left_out.any else int(row_count(table))
-        elif left_out.any:
-            with tf.control_dependencies(of_table):
-                ops.append(left_out.count_in_graph())
+            restored[name_of(table)] = int(row_count(table))
     return restored if tf.executing_eagerly() else tf.group(*ops, name="restore_tables")
-
-
-def _left_out(path: str, there: str, base: str, table: Any) -> RowsLeftOut:
-    def keys() -> Iterator[np.ndarray]:
-        import kvtools
-        from kvtools.dialects.chunk import KEYS
-
-        place = base.removesuffix(_KV).removesuffix("/")
-        for name, reader in kvtools.open(path).tables.items():
-            if name == base or (base.endswith(_KV) and reader.schema.metadata.get("object_path") == place):
-                for chunk in reader.chunks(KEYS):
-                    yield np.ascontiguousarray(chunk.keys, table._kv_parts[0].key_dtype.as_numpy_dtype)
-
-    return RowsLeftOut(f"restore_tables: table '{there}' of checkpoint '{path}'", name_of(table), table, keys)
 
 
 def _members_of(path: str) -> list[str]:

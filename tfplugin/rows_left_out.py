@@ -14,26 +14,6 @@ from tfplugin.ops import raw
 _log = logging.getLogger("tfplugin")
 
 
-def tell_of_restored(doing: str, table: Any) -> None:
-    """Says in the log how many rows went by the limits of a table that was just restored, in eager mode.
-
-    Args:
-      doing: what the log says first.
-      table: a key-value variable, in one part or many. A restore sets what its parts count to zero.
-    """
-    parts = [part for part in table._kv_parts if part.holds_rows]
-    capacity = sum(part.max_capacity for part in parts)
-    beyond = sum(int(part.evicted_rows()) for part in parts) if capacity else 0
-    expired = sum(int(part.expired_rows()) for part in parts) if parts and parts[0].policies.expiry else 0
-    reasons = [f"{beyond} beyond its max_capacity={capacity}"] if beyond else []
-    reasons += [f"{expired} that have expired"] if expired else []
-    if reasons:
-        _log.warning(
-            "%s: key-value variable '%s' is without rows of the checkpoint, %s; it has %d.",
-            *(doing, table.name, " and ".join(reasons), sum(int(part.size()) for part in parts)),
-        )
-
-
 class RowsLeftOut:
     """Tells how many of the rows that a table was given it has, and of the others in the log.
 

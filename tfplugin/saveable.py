@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -15,7 +16,9 @@ from tensorflow.python.training.saving import saveable_object
 from tfplugin import ranks
 from tfplugin.chain_members import with_what_it_goes_back_to
 from tfplugin.ops import raw
-from tfplugin.placement import cpu_device
+from tfplugin.placement import cpu_device, is_in_this_process
+
+_log = logging.getLogger("tfplugin")
 
 #: Where a checkpoint of objects has a table, it has this name of what saved it.
 REGISTERED_SAVER = "tfplugin.KvVariable"
@@ -130,7 +133,10 @@ def run_apart(ops: Callable[[], Any]) -> Any:
 
 
 def restore_op(prefix: tf.Tensor, variable: Any, tensor_prefix: str, part_infix: str) -> Any:
-    """Reads the rows that belong to a variable, or to this part of it, from a checkpoint. Returns the op.
+    """Reads the rows that belong to a variable, or to this part of it, from a checkpoint. Returns the op (graph mode).
+
+    The log says which rows the variable does not take: that of Python at once in eager mode, else TensorFlow's, where
+    the table is. (To wait for the answer of one server would have the others restore after it.)
 
     Args:
       prefix: of the checkpoint; or [k] of a full one of a chain and the increments after it.
@@ -138,8 +144,9 @@ def restore_op(prefix: tf.Tensor, variable: Any, tensor_prefix: str, part_infix:
       tensor_prefix, part_infix: what the tensors of the variable, and of a part of it, begin with.
     """
     prefix = with_what_it_goes_back_to(prefix)
+    here = tf.executing_eagerly() and is_in_this_process(variable.handle.device)
     with tf.device(variable.device or None):
-        return raw.kv_table_restore(
+        left_out = raw.kv_table_restore(
             variable.handle,
             prefix,
             tensor_prefix=tensor_prefix,
@@ -147,7 +154,11 @@ def restore_op(prefix: tf.Tensor, variable: Any, tensor_prefix: str, part_infix:
             part=variable.part,
             parts=variable.parts,
             initializer=variable.kv_initializer.to_json(),
+            log=not here,
         )
+    if here and (said := tf.compat.as_str(left_out.numpy())):
+        _log.warning("%s", said)
+    return None if tf.executing_eagerly() else left_out.op
 
 
 def copy_rows(source: Any, target: Any) -> None:
@@ -164,6 +175,7 @@ def copy_rows(source: Any, target: Any) -> None:
             part=0,
             parts=1,
             initializer=target.kv_initializer.to_json(),
+            log=False,
         )
 
 

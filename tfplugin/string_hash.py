@@ -14,7 +14,7 @@ def string_keys(strings: Any) -> tf.Tensor:
 
     ``tf.strings.to_hash_bucket_fast(strings, 1726 * 5342931457063200)``: FarmHash's Fingerprint64 modulo that number,
     the same in every process, version and machine. `kvtools.string_keys` and ``kvtools hash`` compute it without
-    TensorFlow.
+    TensorFlow. Two of ten million strings share a key with a probability of about 1 in 180,000.
 
     Args:
       strings: a Tensor of strings or what becomes one, any shape; or a ragged or sparse one.

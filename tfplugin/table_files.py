@@ -23,7 +23,6 @@ from tfplugin.held_tables import HeldTable, names_of
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import accumulated_rows
 from tfplugin.optimizers.inner_optimizer import innermost
-from tfplugin.rows_left_out import tell_of_restored
 from tfplugin.saveable import check_whole, restore_op, save_ops
 
 #: The folder, or the group of an HDF5 file.
@@ -318,8 +317,6 @@ class SavedTables:
             slot_binding.restored(part, getattr(one.table, "_update_uid", -1))
             if entry["steps_in_backward"] is not None:
                 _set_steps(part, entry["steps_in_backward"])
-        with tf.init_scope():
-            tell_of_restored("Loading a file of Keras", one.table)
 
     def _replace_rows(self, entry: dict[str, Any], one: HeldTable) -> None:
         read = KvVariable(one.name, one.dim, one.key_dtype, one.dtype, one.parts[0].kv_initializer)

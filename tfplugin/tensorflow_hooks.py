@@ -2,11 +2,12 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations (TensorFlow's own extension point): of lookups for our two classes, of `tf.add_n` for slices.
-- Wrappers around 43 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around 44 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``_VariableStore._get_single_variable`` and ``_get_partitioned_variable``,
-  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, ``Saver.restore`` and
-  ``saver_from_object_based_checkpoint``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
-  ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), what it restores by name
+  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, ``Saver.restore``,
+  ``validate_and_slice_inputs`` and ``saver_from_object_based_checkpoint``, of `tf.train.Checkpoint`
+  ``MultiDeviceSaver.restore``, ``CheckpointPosition.bind_object``, ``TrackableSaver.restore`` (folders of chains), what
+  it restores by name
   (``_NameBasedRestoreCoordinator.eager_restore``), ``init_from_checkpoint``, ``save`` and what saves
   asynchronously (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), what says that values of a
   checkpoint are left (``CheckpointLoadStatus.assert_consumed``, ``_CheckpointRestoreCoordinatorDeleter.__del__``),
@@ -53,6 +54,7 @@ from tensorflow.python.ops import (
 from tensorflow.python.training import checkpoint_utils
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
+from tensorflow.python.training.saving import saveable_object_util
 
 from tfplugin import (
     async_save,
@@ -122,6 +124,7 @@ def install() -> None:
         (checkpoint_lib.TrackableSaver, "restore", checkpoint.restore_of_chain),
         (saver_lib.Saver, "restore", restore_scope.restore),
         (saver_lib, "saver_from_object_based_checkpoint", checkpoint.saver_of_objects),
+        (saveable_object_util, "validate_and_slice_inputs", checkpoint.slices_of_savers),
         (checkpoint_lib._NameBasedRestoreCoordinator, "eager_restore", named_restore.eager_restore),
         (checkpoint_lib.CheckpointLoadStatus, "assert_consumed", unrestored_tables.assert_consumed),
         (checkpoint_lib._CheckpointRestoreCoordinatorDeleter, "__del__", unrestored_tables.deleted),

@@ -28,18 +28,23 @@ REGISTER_OP("KvTableSave")
 // Replaces a table's contents by the rows of a checkpoint that belong to this part, whatever number of parts
 // wrote it. Where the checkpoint has no initializer, the table keeps its own; `initializer` is that one for a
 // table that has not been initialized. `prefix` may be of a whole checkpoint and of the increments after it, [k].
+// `left_out` says which rows of them the table does not take, "" if it has all. With `log` the log says it, too: for
+// those who do not read it, as in a session.
 REGISTER_OP("KvTableRestore")
     .Attr("tensor_prefix: string")
     .Attr("part_infix: string")
     .Attr("part: int >= 0")
     .Attr("parts: int >= 1")
     .Attr("initializer: string = ''")
+    .Attr("log: bool = true")
     .Input("handle: resource")
     .Input("prefix: string")
+    .Output("left_out: string")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle prefix;
-      return c->WithRankAtMost(c->input(1), 1, &prefix);
+      TF_RETURN_IF_ERROR(c->WithRankAtMost(c->input(1), 1, &prefix));
+      return ScalarShape(c);
     });
 
 }  // namespace kvtools

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "errors.h"
@@ -63,8 +64,10 @@ class HandleOp : public Kernel {
     if (on_gpu()) TF_RETURN_IF_ERROR(Gpu::Of(ctx, &config.gpu));
     if (anonymous_) {
       // The table goes when the last handle to it does.
-      out->scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(
+      tf::ResourceHandle handle = tf::ResourceHandle::MakeRefCountingHandle(
           NewResource(ctx, config).release(), ctx->device()->name());
+      handle.set_name(config.name);  // for messages, also of processes that do not have the table
+      out->scalar<tf::ResourceHandle>()() = std::move(handle);
       return absl::OkStatus();
     }
     const std::string container =

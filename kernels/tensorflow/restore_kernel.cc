@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "catch_errors.h"
 #include "errors.h"
 #include "expiry.h"
@@ -21,6 +23,7 @@
 #include "saved_rows.h"
 #include "table_metadata.h"
 #include "table_resource.h"
+#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/util/tensor_bundle/tensor_bundle.h"
 
 namespace kvtools {
@@ -39,7 +42,7 @@ class RestoreOp : public Kernel {
   absl::Status SetUp(OpKernelConstruction* ctx) override {
     std::string json;
     TF_RETURN_IF_ERROR(ReadAttrs(ctx, "tensor_prefix", &base_, "part_infix", &infix_, "part", &part_, "parts",
-                                 &parts_, "initializer", &json));
+                                 &parts_, "initializer", &json, "log", &log_));
     if (part_ >= parts_) return errors::InvalidArgument("part ", part_, " is none of ", parts_, " parts");
     if (!json.empty()) own_initializer_ = InitializerFromJson(Json::Parse(json));
     return absl::OkStatus();
@@ -55,15 +58,16 @@ class RestoreOp : public Kernel {
     TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &resource));
     std::shared_ptr<kvtable::Table> table;
     std::optional<uint64_t> draws;
+    bool has_padding = false;
     for (int64_t i = 0; i < prefixes.size(); ++i) {
       const std::string prefix = prefixes(i);
       TF_RETURN_IF_ERROR(CatchErrors("restoring from '" + prefix + "'", resource->config().name, [&] {
         tf::BundleReader reader(ctx->env(), prefix);
         TF_RETURN_IF_ERROR(reader.status());
         const bool is_last = i + 1 == prefixes.size();
-        return i == 0
-                   ? Restore(ctx, prefix, *resource, &reader, is_last, &table, &draws)
-                   : ApplyIncrement(ctx, prefix, resource->config(), &reader, is_last, table.get(), &draws);
+        return i == 0 ? Restore(ctx, prefix, *resource, &reader, is_last, &table, &draws, &has_padding)
+                      : ApplyIncrement(ctx, prefix, resource->config(), &reader, is_last, table.get(), &draws,
+                                       &has_padding);
       }));
     }
     TF_RETURN_IF_ERROR(CatchErrors("expiring rows of", resource->config().name, [&] {
@@ -71,12 +75,37 @@ class RestoreOp : public Kernel {
       kvtable::EvictExpired(table.get(), threads);
       return absl::OkStatus();
     }));
+    std::string left_out = LeftOut(resource->config(), prefixes(prefixes.size() - 1), *table, has_padding);
+    if (log_ && !left_out.empty()) LOG(WARNING) << left_out;
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, tf::TensorShape({}), &out));
+    out->scalar<tf::tstring>()() = std::move(left_out);
     resource->set_table(std::move(table));
     if (draws) resource->set_draws(*draws);
     return absl::OkStatus();
   }
 
  private:
+  // Which rows of the checkpoint a table does not have that was just filled from it, "" if none.
+  static std::string LeftOut(const TableConfig& config, const std::string& where, const kvtable::Table& table,
+                             bool has_padding) {
+    std::vector<std::string> which;
+    if (const int64_t n = table.EvictedCount()) {
+      which.push_back(absl::StrCat(n, " beyond its max_capacity=", config.max_capacity));
+    }
+    if (const int64_t n = table.ExpiredCount()) which.push_back(absl::StrCat(n, " that have expired"));
+    if (has_padding) {
+      const uint64_t key = *config.policies.padding_key;
+      which.push_back(config.key_dtype == tf::DT_UINT64
+                          ? absl::StrCat("that of its padding_key, ", key)
+                          : absl::StrCat("that of its padding_key, ", static_cast<int64_t>(key)));
+    }
+    if (which.empty()) return "";
+    return absl::StrCat("Restoring '", where, "': key-value variable '", config.name,
+                        "' is without rows of the checkpoint, ", absl::StrJoin(which, " and "), "; it has ",
+                        table.Size(), ".");
+  }
+
   // What new rows of the restored table start from: what the checkpoint says, else what the variable has.
   absl::Status ChooseInitializer(const TableConfig& config, const std::string& where,
                                  const TableResource& resource, const SavedPart& saved,
@@ -99,7 +128,7 @@ class RestoreOp : public Kernel {
 
   absl::Status Restore(OpKernelContext* ctx, const std::string& where, const TableResource& resource,
                        tf::BundleReader* reader, bool is_last, std::shared_ptr<kvtable::Table>* out,
-                       std::optional<uint64_t>* draws) const {
+                       std::optional<uint64_t>* draws, bool* has_padding) const {
     const TableConfig& config = resource.config();
     KernelThreads threads(ctx);
     std::vector<SavedPart> saved;
@@ -117,7 +146,8 @@ class RestoreOp : public Kernel {
     int64_t own_rows = same_parts ? saved[static_cast<size_t>(part_)].rows : rows / parts_;
     if (config.max_capacity > 0) own_rows = std::min(own_rows, config.max_capacity);
     table->Reserve(own_rows, threads);
-    TF_RETURN_IF_ERROR(ReadRows(ctx->env(), where, config, saved, reader, is_last, table.get(), &threads));
+    TF_RETURN_IF_ERROR(
+        ReadRows(ctx->env(), where, config, saved, reader, is_last, table.get(), &threads, has_padding));
     *out = std::move(table);
     return absl::OkStatus();
   }
@@ -125,7 +155,7 @@ class RestoreOp : public Kernel {
   // The keys that went, and then the rows that changed.
   absl::Status ApplyIncrement(OpKernelContext* ctx, const std::string& where, const TableConfig& config,
                               tf::BundleReader* reader, bool is_last, kvtable::Table* table,
-                              std::optional<uint64_t>* draws) const {
+                              std::optional<uint64_t>* draws, bool* has_padding) const {
     KernelThreads threads(ctx);
     std::vector<SavedPart> saved;
     TF_RETURN_IF_ERROR(FindSavedParts(config, where, base_, infix_, ctx->env(), reader, true, &saved));
@@ -154,13 +184,13 @@ class RestoreOp : public Kernel {
       // Keys of other parts are not there.
       table->Remove(keys.data(), saved[p].removed, threads);
     }
-    return ReadRows(ctx->env(), where, config, saved, reader, is_last, table, &threads);
+    return ReadRows(ctx->env(), where, config, saved, reader, is_last, table, &threads, has_padding);
   }
 
   // Our own rows of all parts; and what is whole in each member of a chain, where `with_counts`.
   absl::Status ReadRows(tf::Env* env, const std::string& where, const TableConfig& config,
                         const std::vector<SavedPart>& saved, tf::BundleReader* reader, bool with_counts,
-                        kvtable::Table* table, kvtable::ParallelFor* threads) const {
+                        kvtable::Table* table, kvtable::ParallelFor* threads, bool* has_padding) const {
     TakeStep(saved, table);
     TakeEpoch(saved, table);
     const bool same_parts = static_cast<int64_t>(saved.size()) == parts_;
@@ -176,6 +206,7 @@ class RestoreOp : public Kernel {
       rows_in.Add(saved[p], &data);
     }
     TF_RETURN_IF_ERROR(rows_in.Read(threads));
+    *has_padding = *has_padding || rows_in.has_padding();
     for (size_t p = 0; p < saved.size() && with_counts; ++p) {
       if (same_parts && static_cast<int64_t>(p) != part_) continue;
       TF_RETURN_IF_ERROR(ReadCounts(config, where, saved[p], part_, parts_, reader, table, threads));
@@ -211,6 +242,7 @@ class RestoreOp : public Kernel {
   std::string infix_;
   int64_t part_ = 0;
   int64_t parts_ = 1;
+  bool log_ = true;
   std::optional<kvtable::Initializer> own_initializer_;
 };
 

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "catch_errors.h"
@@ -37,6 +38,15 @@ std::vector<Chunk> Spread(const std::vector<Chunk>& chunks, int places) {
     for (size_t at = i; at < chunks.size(); at += apart) spread.push_back(chunks[at]);
   }
   return spread;
+}
+
+// Whether a key, widened, is among others.
+bool IsAmong(uint64_t key, const void* keys, int64_t n, tf::DataType dtype) {
+  const auto has = [&](const auto* begin, auto wanted) {
+    return std::find(begin, begin + n, wanted) != begin + n;
+  };
+  return dtype == tf::DT_INT32 ? has(static_cast<const int32_t*>(keys), static_cast<int32_t>(key))
+                               : has(static_cast<const uint64_t*>(keys), key);
 }
 
 }  // namespace
@@ -214,6 +224,8 @@ absl::Status RowsIn::ReadChunk(const Chunk& chunk, char* buffer, int64_t number,
     }
     rows = static_cast<int64_t>(own.size());
   }
+  const std::optional<uint64_t>& padding_key = config_.policies.padding_key;
+  if (padding_key && IsAmong(*padding_key, columns[0], rows, config_.key_dtype)) has_padding_ = true;
   size_t at = 1;
   const auto stamps = [&](bool has) {
     return has ? reinterpret_cast<const uint32_t*>(columns[at++]) : nullptr;

@@ -1,6 +1,7 @@
 // Rows of saved parts into a table: read, checked and imported by several threads, a chunk at a time.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -32,6 +33,9 @@ class RowsIn {
   // Reads all parts. Takes kReadBytes of memory at most, for any size of rows that are not themselves larger.
   absl::Status Read(kvtable::ParallelFor* threads);
 
+  // Whether a row that was read has the table's padding_key: it went.
+  bool has_padding() const { return has_padding_; }
+
   static constexpr int64_t kReadBytes = int64_t{128} << 20;
 
  private:
@@ -55,6 +59,7 @@ class RowsIn {
   const std::vector<kvtable::SlotSpec> slots_;
   kvtable::Table* const table_;
   std::vector<std::shared_ptr<Part>> parts_;
+  std::atomic<bool> has_padding_{false};
 };
 
 }  // namespace kvtools

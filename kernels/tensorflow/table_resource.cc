@@ -173,6 +173,14 @@ absl::Status LookupTable(tf::OpKernelContext* ctx, int input, tf::core::RefCount
   const tf::ResourceHandle& handle = tf::HandleFromInput(ctx, input);
   const absl::Status found = tf::LookupResource(ctx, handle, resource);
   if (!found.ok()) {
+    // The handle of an anonymous table has the table with it, where it has not been through another process.
+    if (handle.container() == "Anonymous") {
+      return errors::FailedPrecondition("Key-value variable '", handle.name(), "' is in one process, on ",
+                                        handle.device(),
+                                        ", and another one wants its rows: make it in the scope of the "
+                                        "strategy (strategy.scope()), so that its "
+                                        "rows are on servers that all workers reach.");
+    }
     return errors::FailedPrecondition("The key-value variable behind resource '", handle.name(),
                                       "' does not exist in this session: run its initializer or restore a "
                                       "checkpoint first. (",

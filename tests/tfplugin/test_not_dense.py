@@ -57,6 +57,50 @@ def test_arithmetic_of_a_variable_names_the_way_out(make, partitioner):
         _ = table.path
 
 
+@pytest.mark.parametrize("make_array", [np.asarray, np.array, lambda table: np.array(table, np.float32), np.sum])
+def test_an_array_of_a_variable_names_the_way_out(make, partitioner, make_array):
+    table = make(partitioner=partitioner)
+    with pytest.raises(TypeError, match=r"'v(:0)?' has no dense value to make an array of: .*export\(\).*sparse_read"):
+        make_array(table)
+    with pytest.raises(TypeError, match=r"'v(:0)?' has no dense value: .*embedding_lookup.*export\(\)"):
+        tf.convert_to_tensor(table)
+
+
+def test_a_function_takes_variables_as_they_are(make, partitioner):
+    traced = []
+
+    @tf.function
+    def rows(table):
+        traced.append(table.dim)
+        return tf.nn.embedding_lookup(table, [1])
+
+    tables = [make(name=f"v{i}", partitioner=partitioner, initializer=float(i)) for i in range(2)]
+    assert [float(rows(table)[0, 0]) for table in [*tables, *tables]] == [0.0, 1.0, 0.0, 1.0]
+    assert len(traced) == 2
+
+
+def test_the_length_of_a_variable_names_its_size(make):
+    table = make()
+    with pytest.raises(TypeError, match=r"'v:0' has no fixed length: size\(\) says how many rows it has"):
+        len(table)
+    assert table and make(name="w", partitioner=v1.fixed_size_partitioner(2))
+
+
+def test_a_session_that_is_to_fetch_or_feed_a_variable_names_the_way_out(make, partitioner):
+    with tf.Graph().as_default(), v1.Session() as session:
+        table, dense = make(partitioner=partitioner), v1.get_variable("dense", [2])
+        session.run(v1.global_variables_initializer())
+        told = r"'v(/part_0)?(:0)?' has no dense value for a session to fetch or to be fed: .*export\(\).*run these"
+        for run in (
+            lambda: session.run(table),
+            lambda: session.run({"all": v1.global_variables()}),
+            lambda: session.run(dense, {table: np.zeros([3, 4])}),
+        ):
+            with pytest.raises(TypeError, match=told):
+                run()
+        assert session.run(table.size()) == 0
+
+
 def test_a_jacobian_by_a_variable_names_the_way_out(make, partitioner):
     table = make(partitioner=partitioner)
     with tf.GradientTape(persistent=True) as tape:

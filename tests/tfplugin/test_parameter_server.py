@@ -184,6 +184,12 @@ try:
     coordinator.join()
 except ValueError as error:
     errors.append(str(error))
+chiefs = tfplugin.get_kv_variable("chiefs", 2)
+try:
+    coordinator.schedule(tf.function(lambda: strategy.run(lambda: tf.nn.embedding_lookup(chiefs, [1]))))
+    coordinator.join()
+except tf.errors.FailedPreconditionError as error:
+    errors.append(str(error))
 tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(1.0))
 
 @tf.function
@@ -312,8 +318,10 @@ def test_two_workers_and_two_servers_lose_no_update(tmp_path):
     server = "/job:ps/replica:0/task:{}/device:CPU:0"
     assert said["devices"] == [server.format(task) for task in (0, 1, 0, 1, 0)]
     assert "/job:ps" not in said["whole"]
-    assert len(said["errors"]) == 1 and "'t' cannot be updated by apply_gradients" in said["errors"][0]
+    assert len(said["errors"]) == 2 and "'t' cannot be updated by apply_gradients" in said["errors"][0]
     assert "tfplugin.apply_in_backward(table, optimizer)" in said["errors"][0]
+    assert "'chiefs' is in one process, on /job:chief" in said["errors"][1]
+    assert "make it in the scope of the strategy" in said["errors"][1]
     assert said["none lost"] and said["stamped once a step"]
     assert said["dense"] == [-99.0, -99.0]
     assert said["members"] == ["ckpt-1.index", "ckpt-2.delta.index"] and said["folded"]

@@ -84,55 +84,6 @@ def test_training_goes_on_exactly_where_it_was(tmp_path, rows_of):
     assert (rows_of(tables["user"], KEYS, "Adam.v") > 0).any()
 
 
-@pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("parts", [None, 3])
-def test_rows_that_did_not_fit_or_have_the_padding_key_are_told(path, caplog, graph, parts):
-    def restored_with(**limits):
-        """What was told, the keys that are there, and the log."""
-        caplog.clear()
-        partitioner = parts and v1.fixed_size_partitioner(parts)
-        with tf.Graph().as_default() if graph else contextlib.nullcontext():
-            table = tf.get_kv_variable("here", 4, partitioner=partitioner, **limits)
-            told = tfplugin.restore_tables(path, {table: "user"})
-            if not graph:
-                return told["here"], table.contains(KEYS).numpy(), caplog.text
-            with v1.Session() as session:
-                session.run(v1.global_variables_initializer())
-                session.run(told)
-                there = session.run(table.contains(KEYS))
-                return int(there.sum()), there, caplog.text
-
-    told, there, log = restored_with()
-    assert told == there.sum() == 40 and not log
-    told, there, log = restored_with(max_capacity=900)
-    assert told == there.sum() == 40 and not log
-    told, there, log = restored_with(padding_key=7)
-    assert told == there.sum() == 39 and not there[7]
-    assert "table 'user' of checkpoint" in log
-    assert "39 of its 40 rows are in key-value variable 'here': 1 has its padding_key, 7." in log
-    told, there, log = restored_with(max_capacity=12)
-    assert told == there.sum() == 12
-    assert "12 of its 40 rows are in key-value variable 'here': 28 went by max_capacity=12." in log
-
-
-def test_rows_that_had_expired_are_told(tmp_path, caplog):
-    table = tf.get_kv_variable("aging", 2, expiry=tfplugin.policies.ExpireAfterSteps(3))
-    optimizer = tfplugin.optimizers.SGD(0.1)
-
-    def step(keys):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, keys))
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-
-    step([1, 2, 3])
-    step([3])
-    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
-    shorter = tf.get_kv_variable("shorter", 2, expiry=tfplugin.policies.ExpireAfterSteps(1))
-    assert tfplugin.restore_tables(path, {shorter: "table"}) == {"shorter": 1}
-    assert shorter.contains([1, 2, 3]).numpy().tolist() == [False, False, True]
-    assert "1 of its 3 rows are in key-value variable 'shorter': 2 went by its expiry." in caplog.text
-
-
 @pytest.mark.parametrize("parts", [None, 3])
 def test_checkpoints_of_a_saver_in_a_graph(tmp_path, parts):
     with tf.Graph().as_default(), v1.Session() as session:

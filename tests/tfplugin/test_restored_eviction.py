@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,34 +185,93 @@ def test_orders_that_no_table_has_are_taken_for_the_nearest(order, tmp_path):
     assert int(again.size()) == CAPACITY
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_rows_that_a_restore_leaves_out_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, parts: int) -> None:
-    def table(**limits: Any) -> Any:
-        partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
-        return tf.get_kv_variable("t", embedding_dim=2, partitioner=partitioner, **limits)
+def told(text: str) -> list[tuple[str, ...]]:
+    """Of each part that is said to lack rows: its name, which rows, and how many it has."""
+    return re.findall(r"key-value variable '([^']*)' is without rows of the checkpoint, ([^;]*); it has (\d+)\.", text)
 
-    trained = table(expiry=tfplugin.policies.ExpireAfterSteps(100))
-    optimizer = tfplugin.OptimizerWrapper(keras.optimizers.SGD(0.1))
-    for step in range(10):
-        with tf.GradientTape() as tape:
-            rows = tf.nn.embedding_lookup(trained, tf.range(step * 3, 30 + step, dtype=tf.int64))
-        variables = list(trained._kv_parts)
-        optimizer.apply_gradients(zip(tape.gradient(rows, variables), variables, strict=True))
-    path = tf.train.Checkpoint(t=trained).save(str(tmp_path / "model"))
-    there = table(expiry=tfplugin.policies.ExpireAfterSteps(100))
-    tf.train.Checkpoint(t=there).restore(path)
-    whole = int(trained.size())
-    assert not caplog.text and int(there.size()) == whole
-    for limits, why in (
-        ({"max_capacity": 12}, "beyond its max_capacity=12"),
-        ({"expiry": tfplugin.policies.ExpireAfterSteps(2)}, "that have expired"),
-    ):
-        caplog.clear()
-        less = table(**limits)
-        tf.train.Checkpoint(t=less).restore(path)
-        left = int(less.size())
-        assert 0 < left < whole
-        said = (
-            f"key-value variable '{less.name}' is without rows of the checkpoint, {whole - left} {why}; it has {left}."
-        )
-        assert f"Restoring '{path}': {said}" in caplog.text
+
+@pytest.fixture
+def aged(tmp_path: Path) -> tuple[str, int]:
+    """A checkpoint, by names and of objects, of a table whose rows were written in several steps; how many it has."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = tf.get_kv_variable("t", 2, expiry=tfplugin.policies.ExpireAfterSteps(100))
+        keys = v1.placeholder(tf.int64)
+        step = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, keys)))
+        session.run(v1.global_variables_initializer())
+        for number in range(10):
+            session.run(step, {keys: np.arange(number * 3, 30 + number)})
+        return v1.train.Saver().save(session, str(tmp_path / "model")), session.run(table.size())
+
+
+LIMITS = [
+    ({}, ""),
+    ({"max_capacity": 12}, "beyond its max_capacity="),
+    ({"expiry": tfplugin.policies.ExpireAfterSteps(2)}, "that have expired"),
+    ({"padding_key": 7}, "that of its padding_key, 7"),
+    ({"max_capacity": 12, "padding_key": 7}, "beyond its max_capacity="),
+]
+
+
+def check_told(text: str, held: list[int], whole: int, why: str) -> None:
+    """That `text` tells once of each part that lacks rows, and of all of them."""
+    said = told(text)
+    assert len({name for name, *_ in said}) == len(said)
+    assert all(int(rows) in held for _, _, rows in said)
+    missing = [int(n) for _, which, _ in said for n in re.findall(r"(\d+) (?:beyond|that have)", which)]
+    missing += [1 for _, which, _ in said if "padding_key, 7" in which]
+    assert sum(missing) == whole - sum(held) and (sum(missing) > 0) == bool(why)
+    assert any(why in which for _, which, _ in said) or not why
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "restore_tables"])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("limits", "why"), LIMITS)
+def test_rows_that_a_restore_leaves_out_are_told_once(
+    aged: tuple[str, int], caplog: pytest.LogCaptureFixture, way: str, parts: int, limits: dict[str, Any], why: str
+) -> None:
+    path, whole = aged
+    table = tf.get_kv_variable("t", 2, partitioner=v1.fixed_size_partitioner(parts) if parts > 1 else None, **limits)
+    if way == "checkpoint":
+        tf.train.Checkpoint(t=table).restore(path)
+    else:
+        assert tfplugin.restore_tables(path, table) == {"t": int(table.size())}
+    check_told(caplog.text, [int(part.size()) for part in table._kv_parts], whole, why)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("limits", "why"), LIMITS)
+def test_rows_that_a_restore_in_a_session_leaves_out_are_told_by_its_ops(
+    aged: tuple[str, int], parts: int, limits: dict[str, Any], why: str
+) -> None:
+    path, whole = aged
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
+        table = tf.get_kv_variable("t", 2, partitioner=partitioner, **limits)
+        saver = v1.train.Saver()
+        restores = [op for op in graph.get_operations() if op.type == "KvTableRestore"]
+        assert len(restores) == parts and all(op.get_attr("log") for op in restores)
+        said = session.run([op.outputs[0] for op in restores], {saver.saver_def.filename_tensor_name: path})
+        held = session.run([part.size() for part in table._kv_parts])
+    check_told(" ".join(text.decode() for text in said), held, whole, why)
+
+
+IN_A_SESSION = """
+import sys, tensorflow as tf, tfplugin
+v1 = tf.compat.v1
+with tf.Graph().as_default(), v1.Session() as session:
+    table = tf.get_kv_variable("t", 2, max_capacity=12)
+    saver, restore = v1.train.Saver(), tfplugin.restore_tables(sys.argv[1], table)
+    saver.restore(session, sys.argv[1])
+    print("then", file=sys.stderr, flush=True)
+    session.run(restore)
+"""
+
+
+@pytest.mark.thorough
+def test_the_log_of_a_session_tells_of_rows_that_are_left_out(aged: tuple[str, int], tmp_path: Path) -> None:
+    path, whole = aged
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}
+    command = [sys.executable, "-c", IN_A_SESSION, path]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True)
+    for text in done.stderr.split("then\n"):
+        check_told(text, [12], whole, "beyond its max_capacity=12")

@@ -170,6 +170,19 @@ def test_a_dictionary_renames_tables_as_it_does_variables(saved, tmp_path):
     assert {"new/a/part_0-keys", "new/a/part_1-keys", "new/b-keys"} <= set(names)
 
 
+def test_the_parts_of_a_table_under_one_name_are_the_table(saved, tmp_path):
+    with tf.Graph().as_default(), v1.Session() as session:
+        parted = tf.get_kv_variable("parted", 8, partitioner=v1.fixed_size_partitioner(2))
+        v1.train.Saver({"model/item": [*parted]}).restore(session, saved["path"])
+        np.testing.assert_array_equal(rows_of(session, parted)[1], saved["item"][1])
+        path = v1.train.Saver({"new/a": tuple(parted)}).save(session, str(tmp_path / "renamed"))
+        single, dense = tf.get_kv_variable("single", 8), v1.get_variable("dense", [2])
+        for some in ([parted[1]], [single], [*parted, dense], [*parted, single]):
+            with pytest.raises(ValueError, match=r"as 'new/b' is a list with .* not all parts of one key-value variab"):
+                v1.train.Saver({"new/b": some})
+    assert {"new/a/part_0-keys", "new/a/part_1-keys"} <= set(dict(tf.train.list_variables(path)))
+
+
 def test_an_initializer_table_is_saved_and_restored(tmp_path):
     ids = np.arange(1000, dtype=np.int64)
     with tf.Graph().as_default(), v1.Session() as session:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -120,6 +122,48 @@ def test_reuse(session):
     assert len(_names()) == 2
 
 
+def test_a_function_that_would_make_its_table_once_more_is_an_error(partitioner):
+    kept = []
+
+    def rows(ids):
+        if not kept:
+            kept.append(tf.get_kv_variable("kept", 2, partitioner=partitioner))
+        return tf.nn.embedding_lookup(kept[0], ids)
+
+    def anew(ids):
+        return tf.nn.embedding_lookup(tf.get_kv_variable("anew", 2, partitioner=partitioner), ids)
+
+    once = tf.function(rows)
+    assert once([1]).shape == (1, 2) and once([1, 2]).shape == (2, 2)
+    again = [tf.function(anew) for _ in range(2)]
+    for function in again:
+        assert (function([1]).numpy() == function([1]).numpy()).all()
+        with pytest.raises(ValueError, match=r"get_kv_variable\('anew'\) in a tf.function makes a new table each time"):
+            function([1, 2])
+        outer = tf.function(lambda ids, function=function: function(ids))
+        with pytest.raises(ValueError, match=r"'anew'.*: make the table once, outside of the function"):
+            outer([1, 2, 3])
+
+
+def test_a_function_that_makes_its_table_says_nothing_of_autograph(caplog):
+    logger = logging.getLogger("tensorflow")
+    logger.addHandler(caplog.handler)
+    try:
+        tf.function(lambda: tf.nn.embedding_lookup(tf.get_kv_variable("made", 2), [1]))()
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "AutoGraph" not in caplog.text
+
+
+def test_a_table_of_eager_mode_in_a_graph_is_named(make, partitioner):
+    table = make(partitioner=partitioner)
+    with tf.Graph().as_default():
+        for look_up in (tf.nn.embedding_lookup, tf.gather, lambda table, keys: table.sparse_read(keys)):
+            with pytest.raises(RuntimeError, match=r"'v(/part_0)?:0' was made in eager mode.*or use a tf\.function"):
+                look_up(table, tf.constant([1], tf.int64))
+        assert tf.function(lambda: tf.nn.embedding_lookup(tf.get_kv_variable("w", 2), [1]))().shape == (1, 2)
+
+
 def test_graphs_have_variables_of_their_own():
     made = []
     for _ in range(2):
@@ -174,6 +218,24 @@ def test_collections(session):
 )
 def test_partitioners_see_a_nominal_first_dimension(make, partitioner, parts):
     assert len(make(partitioner=partitioner)) == parts
+
+
+@pytest.mark.parametrize("hint", [0, 3000])
+def test_a_strategy_of_servers_that_balances_bytes_sees_the_same(hint):
+    loads = [0] * 2
+
+    def least_loaded(op):
+        size = op.get_attr("dtype").size * tf.TensorShape(op.get_attr("shape")).num_elements()
+        task = loads.index(min(loads))
+        loads[task] += size
+        return task
+
+    with tf.Graph().as_default(), v1.device(v1.train.replica_device_setter(ps_tasks=2, ps_strategy=least_loaded)):
+        table = tf.get_kv_variable("t", 4, partitioner=v1.fixed_size_partitioner(3), capacity_hint=hint)
+        one = tf.get_kv_variable("one", 8, capacity_hint=hint)
+    rows = hint or 1 << 20
+    assert [part.device[-1] for part in (*table, one)] == ["0", "1", "0", "1"]
+    assert loads == [4 * 4 * -(-rows // 3) * 2, 4 * 4 * -(-rows // 3) + 4 * 8 * rows]
 
 
 def test_partitioners_along_the_row_are_refused(make):

@@ -37,6 +37,17 @@ def test_a_lookup_gives_initial_values_for_missing_keys_and_inserts_nothing(mode
     assert int(mode(lambda: v.size())) == len(KEYS)
 
 
+def test_arrays_and_lengths_name_the_way_out(name):
+    v = de.Variable(dim=2, name=name)
+    told = rf"'{name}' has no dense value to make an array of: .*export\(\).* lookup\("
+    for make_array in (np.asarray, np.sum, lambda v: np.array([v, v])):
+        with pytest.raises(TypeError, match=told):
+            make_array(v)
+    with pytest.raises(TypeError, match=rf"'{name}' has no fixed length: size\(\) says"):
+        len(v)
+    assert v and tf.function(lambda v: v.lookup([1]))(v).shape == (1, 2)
+
+
 def test_writes_follow_a_dictionary(mode, name, devices, rows_of):
     v = de.Variable(dim=2, name=name, devices=devices)
     held = {}

@@ -25,6 +25,7 @@ from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.slot_variable import slot_variables
 from tfplugin.dynamic_embedding.tfra_names import status_names
 from tfplugin.kv_variable import KvVariable
+from tfplugin.not_dense import NoArray
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.placement import name_of, strategy_in_scope
@@ -34,7 +35,7 @@ from tfplugin.row_expiry import evict_rows
 _log = logging.getLogger("tfplugin")
 
 
-class Variable(VariableFiles, ShardedTable):
+class Variable(VariableFiles, ShardedTable, NoArray):
     """An embedding table that grows a row for each key that an optimizer trains: key -> row of `dim` values.
 
     A lookup never inserts: a missing key gives its initial value, and `DynamicEmbeddingOptimizer` inserts it when it
@@ -77,6 +78,8 @@ class Variable(VariableFiles, ShardedTable):
       array([[1. , 2. ],
              [0.5, 0.5]], dtype=float32)
     """
+
+    _all_rows = NoArray._all_rows.replace("sparse_read", "lookup")
 
     def __init__(
         self,
