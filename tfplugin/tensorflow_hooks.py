@@ -2,7 +2,7 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations (TensorFlow's own extension point): of lookups for our two classes, of `tf.add_n` for slices.
-- Wrappers around 43 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around 44 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``_VariableStore._get_single_variable`` and ``_get_partitioned_variable``,
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, ``Saver.restore`` and
   ``saver_from_object_based_checkpoint``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
@@ -15,9 +15,9 @@
   ``ZerosLikeV1WhileLoop``, ``WhileContext.AddBackpropIndexedSlicesAccumulator`` and that of Switch, and in TensorFlow
   2's what `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; what
   takes gradients (``imperative_grad``, ``_GradientsHelper``, ``GradientTape.jacobian``, ``batch_jacobian``), and what
-  freezes graphs; and of `tf.function` ``make_function_context``, which tells its traces apart, and
-  ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands for one, through
-  untouched.
+  freezes graphs; what traces functions of `tf.data`; and of `tf.function` ``make_function_context``, which tells its
+  traces apart, and ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands
+  for one, through untouched.
 - In Keras what `keras_models`, `keras_inputs`, `keras_training`, `keras_averages`, `keras_builds`, `keras_files`,
   `keras_weights` and `keras_servers` say: the optimizer of a model trains the tables of its layers, models are looked
   at where they train and predict, and tables are part of what is written, read, counted and shown of them.
@@ -35,6 +35,7 @@ from tensorflow.core.function.capture import restore_captures
 from tensorflow.python.checkpoint import async_checkpoint_helper, functional_saver
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
 from tensorflow.python.checkpoint import restore as restore_lib
+from tensorflow.python.data.ops import structured_function
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import backprop_util, imperative_grad, wrap_function
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
@@ -60,6 +61,7 @@ from tfplugin import (
     checkpoint_initializers,
     cond_gradients,
     custom_gradients,
+    dataset_functions,
     frozen_graphs,
     graph_import,
     graph_restore,
@@ -152,6 +154,7 @@ def install() -> None:
         (gradients_util, "_GradientsHelper", unconnected_gradients.of_graph),
         (convert_to_constants._ConverterData, "__init__", frozen_graphs.refuse_tables_of_graph),
         (convert_to_constants._FunctionConverterData, "__init__", frozen_graphs.refuse_tables_of_function),
+        (structured_function.StructuredFunctionWrapper, "__init__", dataset_functions.refuse_lookups_that_train),
         (function_context, "make_function_context", training_mode.make_function_context),
         (concrete_function.ConcreteFunction, "__call__", training_mode.call_concrete_function),
     ):
