@@ -13,6 +13,7 @@ from typing import Any
 from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin import ranks
+from tfplugin.horovod_hooks import wrap_broadcasts
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.sok.variables import is_model_parallel
 from tfplugin.wrapped_method import defining_class, wrap_method
@@ -27,8 +28,7 @@ def install() -> None:
     if _installed or horovod is None or ranks.size() == 1:
         return
     _installed = True
-    wrap_method(horovod.functions, "_make_broadcast_group_fn", _checking_broadcasts)
-    wrap_method(horovod.functions, "_make_inplace_broadcast_group_fn", _checking_broadcasts_in_place)
+    wrap_broadcasts(horovod.functions, _refuse_broadcast)
     wrap_method(horovod, "_make_cached_allreduce_grads_fn", _checking_gradients)
     for method in ("_zeros_slot", "_get_or_make_slot", "_get_or_make_slot_with_initializer"):
         wrap_method(v1_optimizer.Optimizer, method, _note_slot)
@@ -53,28 +53,6 @@ def _keras_changes(keras: Any) -> Iterator[Callable[[], None]]:
     ):
         if (owner := cls and defining_class(cls, method)) is not None:
             yield wrap_method(owner, method, _note_slot)
-
-
-def _checking_broadcasts(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    broadcast = make(*args, **kwargs)
-
-    def checked(variables: Any, *args: Any, **kwargs: Any) -> Any:
-        variables = list(variables)
-        _refuse_broadcast(variables)
-        return broadcast(variables, *args, **kwargs)
-
-    return checked
-
-
-def _checking_broadcasts_in_place(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    broadcast = make(*args, **kwargs)
-
-    def checked(lists: Any, *args: Any, **kwargs: Any) -> Any:
-        lists = [list(variables) for variables in lists]
-        _refuse_broadcast(variable for variables in lists for variable in variables)
-        return broadcast(lists, *args, **kwargs)
-
-    return checked
 
 
 def _refuse_broadcast(variables: Iterable[Any]) -> None:
