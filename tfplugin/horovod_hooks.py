@@ -7,6 +7,7 @@ from typing import Any
 
 import wrapt
 
+from tfplugin import ranks
 from tfplugin.keras_models import quoted, table_holders, table_name
 from tfplugin.wrapped_method import wrap_method
 
@@ -33,6 +34,7 @@ def _imported(horovod: Any) -> None:
     if _wanted and not _undo:
         _undo.extend(wrap_broadcasts(horovod.functions, _refuse_broadcast))
         _undo.append(wrap_method(horovod.elastic.TensorFlowKerasState, "__init__", _refuse_state))
+        _undo.append(wrap_method(horovod._DistributedAdasumOptimizer, "apply_gradients", _refuse_adasum))
 
 
 def wrap_broadcasts(functions: Any, check: Callable[[Iterable[Any]], None]) -> list[Callable[[], None]]:
@@ -92,3 +94,16 @@ def _refuse_state(original: Callable[..., None], state: Any, model: Any, *args: 
             "where the function that hvd.elastic.run runs begins."
         )
     original(state, model, *args, **kwargs)
+
+
+def _refuse_adasum(original: Callable[..., Any], optimizer: Any, pairs: Any, *args: Any, **kwargs: Any) -> Any:
+    """``apply_gradients`` of what ``hvd.DistributedOptimizer(op=hvd.Adasum)`` makes of an optimizer of TensorFlow 1."""
+    pairs = list(pairs)
+    table = next((v for _, v in pairs if hasattr(v, "_kv_parts")), None)
+    if table is not None and ranks.horovod_size() > 1:
+        raise ValueError(
+            f"Key-value variable '{table_name(table, table)}' would be updated by the gradients of this rank alone, "
+            "and so would dense variables: with op=hvd.Adasum an hvd.DistributedOptimizer hands gradients on as they are. "
+            "Take op=hvd.Average or hvd.Sum."
+        )
+    return original(optimizer, pairs, *args, **kwargs)

@@ -6,6 +6,7 @@ same local numbers: they would be written over, or trained by gradients of other
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -30,6 +31,8 @@ def install() -> None:
     _installed = True
     wrap_broadcasts(horovod.functions, _refuse_broadcast)
     wrap_method(horovod, "_make_cached_allreduce_grads_fn", _checking_gradients)
+    wrap_method(horovod._DistributedGradientTape, "__init__", _note_op)
+    wrap_method(horovod._DistributedGradientTape, "register_local_source", _checking_local_source)
     for method in ("_zeros_slot", "_get_or_make_slot", "_get_or_make_slot_with_initializer"):
         wrap_method(v1_optimizer.Optimizer, method, _note_slot)
     KerasHooks(_keras_changes).install()
@@ -83,3 +86,19 @@ def _checking_gradients(make: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         return reduce_gradients(gradients, variables, *args, **kwargs)
 
     return checked
+
+
+def _note_op(init: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    given = inspect.signature(init).bind(*args, **kwargs).arguments
+    init(*args, **kwargs)
+    given["self"]._sums = given["op"] == sys.modules["horovod.tensorflow"].Sum
+
+
+def _checking_local_source(register: Callable[..., None], tape: Any, source: Any) -> None:
+    if is_model_parallel(source) and getattr(tape, "_sums", False) and tape.scale_local_gradients:
+        raise ValueError(
+            f"Variable '{source.name}' would be trained by the mean over the ranks, and dense variables by the sum: "
+            "with op=hvd.Sum, too, Horovod divides the gradients of local sources by the number of ranks. Take "
+            "hvd.DistributedGradientTape(tape, op=hvd.Sum, scale_local_gradients=False)."
+        )
+    register(tape, source)

@@ -103,3 +103,13 @@ def test_an_elastic_state_that_would_lack_rows_is_an_error(hvd: Any, name: str) 
     dense = tf_keras.Sequential([tf_keras.Input((3,)), tf_keras.layers.Dense(1)])
     dense.compile("sgd", "mse")
     hvd.elastic.TensorFlowKerasState(dense)
+
+
+def test_an_adasum_that_adds_nothing_up_is_an_error(hvd: Any) -> None:
+    with tf.Graph().as_default():
+        table = tf.compat.v1.get_kv_variable("adasum", 2)
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum)
+        with pytest.raises(
+            ValueError, match=r"'adasum(:0)?' would be updated by the gradients of this rank alone, .*Average"
+        ):
+            optimizer.minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, KEYS)))
