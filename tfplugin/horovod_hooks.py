@@ -103,7 +103,7 @@ def _refuse_adasum(original: Callable[..., Any], optimizer: Any, pairs: Any, *ar
     if table is not None and ranks.horovod_size() > 1:
         raise ValueError(
             f"Key-value variable '{table_name(table, table)}' would be updated by the gradients of this rank alone, "
-            "and so would dense variables: with op=hvd.Adasum an hvd.DistributedOptimizer hands gradients on as they are. "
-            "Take op=hvd.Average or hvd.Sum."
+            "and so would dense variables: with op=hvd.Adasum an hvd.DistributedOptimizer hands gradients on as they "
+            "are. Take op=hvd.Average or hvd.Sum."
         )
     return original(optimizer, pairs, *args, **kwargs)
