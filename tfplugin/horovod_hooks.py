@@ -79,8 +79,9 @@ def _refuse_broadcast(variables: Iterable[Any]) -> None:
         if hasattr(variable, "_kv_parts"):
             raise ValueError(
                 f"Horovod broadcasts dense variables, and key-value variable '{table_name(variable, variable)}' is "
-                "none. Leave it out, as model.variables does: new keys begin alike on all ranks. What is restored, or "
-                "written, is restored or written on every rank."
+                "none. Leave it out, as model.variables does; in a graph give hvd.broadcast_variables [v for v in "
+                "tf.compat.v1.global_variables() if not isinstance(v, tfplugin.KvVariable)]. New keys begin alike on "
+                "all ranks. What is restored, or written, is restored or written on every rank."
             )
 
 
