@@ -11,41 +11,29 @@ from tfplugin import ranks
 from tfplugin.keras_models import quoted, table_holders, table_name
 from tfplugin.wrapped_method import wrap_method
 
-_undo: list[Callable[[], None]] = []
-_wanted = False
+_installed = False
 
 
 def install() -> None:
-    """Has Horovod look for tables in what it broadcasts and commits, from when it is imported."""
-    global _wanted
-    _wanted = True
-    wrapt.register_post_import_hook(_imported, "horovod.tensorflow")
-
-
-def uninstall() -> None:
-    """Leaves Horovod as it was."""
-    global _wanted
-    _wanted = False
-    while _undo:
-        _undo.pop()()
+    """Has Horovod look for tables in what it broadcasts and commits, from when it is imported; for good."""
+    global _installed
+    if not _installed:
+        _installed = True
+        wrapt.register_post_import_hook(_imported, "horovod.tensorflow")
 
 
 def _imported(horovod: Any) -> None:
-    if _wanted and not _undo:
-        _undo.extend(wrap_broadcasts(horovod.functions, _refuse_broadcast))
-        _undo.append(wrap_method(horovod.elastic.TensorFlowKerasState, "__init__", _refuse_state))
-        _undo.append(wrap_method(horovod._DistributedAdasumOptimizer, "apply_gradients", _refuse_adasum))
+    wrap_broadcasts(horovod.functions, _refuse_broadcast)
+    wrap_method(horovod.elastic.TensorFlowKerasState, "__init__", _refuse_state)
+    wrap_method(horovod._DistributedAdasumOptimizer, "apply_gradients", _refuse_adasum)
 
 
-def wrap_broadcasts(functions: Any, check: Callable[[Iterable[Any]], None]) -> list[Callable[[], None]]:
+def wrap_broadcasts(functions: Any, check: Callable[[Iterable[Any]], None]) -> None:
     """Has Horovod's broadcasts of variables give them to `check` first.
 
     Args:
       functions: the module ``horovod.tensorflow.functions``.
       check: raises where they must not be broadcast.
-
-    Returns:
-      What puts the originals back.
     """
 
     def checking(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -68,10 +56,8 @@ def wrap_broadcasts(functions: Any, check: Callable[[Iterable[Any]], None]) -> l
 
         return checked
 
-    return [
-        wrap_method(functions, "_make_broadcast_group_fn", checking),
-        wrap_method(functions, "_make_inplace_broadcast_group_fn", checking_in_place),
-    ]
+    wrap_method(functions, "_make_broadcast_group_fn", checking)
+    wrap_method(functions, "_make_inplace_broadcast_group_fn", checking_in_place)
 
 
 def _refuse_broadcast(variables: Iterable[Any]) -> None:

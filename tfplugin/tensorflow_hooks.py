@@ -21,7 +21,7 @@
 - In Keras what `keras_models`, `keras_inputs`, `keras_training`, `keras_averages`, `keras_builds`, `keras_files`,
   `keras_weights` and `keras_servers` say: the optimizer of a model trains the tables of its layers, models are looked
   at where they train and predict, and tables are part of what is written, read, counted and shown of them.
-- In Horovod what `horovod_hooks` says.
+- In Horovod what `horovod_hooks` says, which stays.
 """
 
 from __future__ import annotations
@@ -171,10 +171,10 @@ def install() -> None:
         keras_files,
         keras_weights,
         keras_servers,
-        horovod_hooks,
     ):
         hooks.install()
         _undo.append(hooks.uninstall)
+    horovod_hooks.install()
 
     for make, take_back in _more:
         make()
