@@ -28,7 +28,6 @@ import functools
 import inspect
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -43,7 +42,7 @@ from tfplugin.keras_models import INFERENCE, is_trained, note_looked_up, quoted,
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused, row_averages
 from tfplugin.optimizers.inner_optimizer import innermost
-from tfplugin.optimizers.wrapper import OptimizerWrapper, check_supported, wrapper_of
+from tfplugin.optimizers.wrapper import OptimizerWrapper, check_supported, warn_of_missing, wrapper_of
 from tfplugin.wrapped_method import defining_class, wrap_method, wrap_property
 
 #: What trains: in these, and in what they call, ``train_step`` is looked at.
@@ -372,7 +371,7 @@ def _apply_to_tables(
     if not any(id(variable) in trained.parts for _, variable in pairs):
         with row_averages.apart(innermost(optimizer)):
             return original(optimizer, pairs, *args, **kwargs)
-    _warn_of_missing(trained, pairs)
+    warn_of_missing(pairs)
     optimizers = {key: one for key, one in trained.optimizers.items() if not _same(one, optimizer)}
     others = [(gradient, v) for gradient, v in pairs if id(v) not in optimizers]
     own = [(gradient, v) for gradient, v in pairs if id(v) in optimizers]
@@ -401,15 +400,6 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         return original(optimizer, [gradient for gradient, _ in pairs], [variable for _, variable in pairs])
 
     return _apply_gradients(apply, optimizer, zip(grads, variables, strict=True))
-
-
-def _warn_of_missing(trained: TrainedTables, pairs: list[tuple[Any, Any]]) -> None:
-    """Says of which tables the loss has no gradient, as Keras does of weights."""
-    missing = [str(variable.name) for gradient, variable in pairs if gradient is None and id(variable) in trained.parts]
-    if missing:
-        warnings.warn(
-            f"Gradients do not exist for key-value variable {quoted(missing)} when minimizing the loss.", stacklevel=2
-        )
 
 
 def _apply_own(

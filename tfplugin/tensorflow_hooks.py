@@ -16,12 +16,13 @@
   ``ZerosLikeV1WhileLoop``, ``WhileContext.AddBackpropIndexedSlicesAccumulator`` and that of Switch, and in TensorFlow
   2's what `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; what
   takes gradients (``imperative_grad``, ``_GradientsHelper``, ``GradientTape.jacobian``, ``batch_jacobian``), and what
-  freezes graphs; and of `tf.function` ``make_function_context``, which tells its traces apart, and
-  ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands for one, through
-  untouched.
+  freezes graphs; what traces functions of `tf.data`; and of `tf.function` ``make_function_context``, which tells its
+  traces apart, and ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands
+  for one, through untouched.
 - In Keras what `keras_models`, `keras_inputs`, `keras_training`, `keras_averages`, `keras_builds`, `keras_files`,
   `keras_weights` and `keras_servers` say: the optimizer of a model trains the tables of its layers, models are looked
   at where they train and predict, and tables are part of what is written, read, counted and shown of them.
+- In Horovod what `horovod_hooks` says, which stays.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tensorflow.core.function.capture import restore_captures
 from tensorflow.python.checkpoint import async_checkpoint_helper, functional_saver
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
 from tensorflow.python.checkpoint import restore as restore_lib
+from tensorflow.python.data.ops import structured_function
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import backprop_util, imperative_grad, wrap_function
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
@@ -62,9 +64,11 @@ from tfplugin import (
     checkpoint_initializers,
     cond_gradients,
     custom_gradients,
+    dataset_functions,
     frozen_graphs,
     graph_import,
     graph_restore,
+    horovod_hooks,
     keras_averages,
     keras_builds,
     keras_files,
@@ -155,6 +159,7 @@ def install() -> None:
         (gradients_util, "_GradientsHelper", unconnected_gradients.of_graph),
         (convert_to_constants._ConverterData, "__init__", frozen_graphs.refuse_tables_of_graph),
         (convert_to_constants._FunctionConverterData, "__init__", frozen_graphs.refuse_tables_of_function),
+        (structured_function.StructuredFunctionWrapper, "__init__", dataset_functions.refuse_lookups_that_train),
         (function_context, "make_function_context", training_mode.make_function_context),
         (concrete_function.ConcreteFunction, "__call__", training_mode.call_concrete_function),
     ):
@@ -172,6 +177,7 @@ def install() -> None:
     ):
         hooks.install()
         _undo.append(hooks.uninstall)
+    horovod_hooks.install()
 
     for make, take_back in _more:
         make()

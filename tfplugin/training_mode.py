@@ -81,7 +81,7 @@ def _note_inserts(graph: Any) -> None:
         graph = getattr(graph, "outer_graph", None)
 
 
-def _inserts(graph: Any) -> bool:
+def inserts(graph: Any) -> bool:
     """Whether a graph, or a function that it calls, has a lookup that trains because it was traced for training."""
     waiting, seen = [graph], set()
     while waiting:
@@ -97,7 +97,7 @@ def _inserts(graph: Any) -> bool:
 
 def call_concrete_function(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
     """``ConcreteFunction.__call__``: one that was traced for training cannot be called for inference."""
-    if getattr(_local, "inference", False) and _inserts(function.graph):
+    if getattr(_local, "inference", False) and inserts(function.graph):
         raise RuntimeError(
             f"{function.name} was traced for training, and would insert the keys that its lookups miss: inside "
             "tfplugin.inference_mode(), call the tf.function that it is of, or get the concrete function there."

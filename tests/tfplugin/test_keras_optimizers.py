@@ -194,9 +194,19 @@ def test_a_table_without_a_gradient_stays(make):
     table, idle = make(name="a", initializer=1.0), make(name="b", initializer=1.0)
     optimizer = tfplugin.OptimizerWrapper(k3.Adam(0.1))
     gradient = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([5], tf.int64))
-    optimizer.apply_gradients([(gradient, table), (None, idle)])
+    with pytest.warns(UserWarning, match="Gradients do not exist for key-value variable 'b:0'"):
+        optimizer.apply_gradients([(gradient, table), (None, idle)])
     optimizer.apply_gradients([(gradient, table), (gradient, idle)])
     assert [int(v.size()) for v in (table, idle)] == [1, 1]
+
+
+@pytest.mark.parametrize("make_optimizer", [k3.Adam, new.Adam, legacy.Adam])
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_no_gradient_at_all_is_an_error(make, make_optimizer):
+    table, dense = make(name="a", initializer=1.0), tf.Variable([1.0])
+    for variables in ([table], [table, dense]):
+        with pytest.raises(ValueError, match=r"No gradients provided for any variable: \['a:0'"):
+            tfplugin.OptimizerWrapper(make_optimizer()).apply_gradients([(None, v) for v in variables])
 
 
 def test_retraced_functions_share_slots(make, rows_of):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -157,8 +158,13 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         return explanation.explained(self._core, variables, by_layers=False)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Applies gradients to a list of variables, key-value ones and others."""
-        return self._apply(self.optimizer.apply_gradients, grads_and_vars, *args, **kwargs)
+        """Applies gradients to a list of variables, key-value ones and others.
+
+        A table whose gradient is None stays as it is, with a warning; where all of them are None, that is a ValueError.
+        """
+        pairs = list(grads_and_vars)
+        warn_of_missing(pairs)
+        return self._apply(self.optimizer.apply_gradients, pairs, *args, **kwargs)
 
     @tf.autograph.experimental.do_not_convert  # half the time of a first trace; Keras' own do the same
     def _apply(
@@ -183,6 +189,8 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
             with row_averages.apart(self._core):
                 return apply(pairs, *args, **kwargs)
         pairs = _once(pairs)
+        if all(gradient is None for gradient, _ in pairs):
+            raise ValueError(f"No gradients provided for any variable: {[v.name for _, v in pairs]}.")
         _refuse_what_horovod_left(self._core, pairs)
         _warn_of_what_one_rank_decides([v for _, v in pairs if isinstance(v, KvVariable)])
         for _, v in pairs:
@@ -580,6 +588,14 @@ def _once(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 def _names(optimizer: Any) -> list[str]:
     return [cls.__name__ for cls in type(optimizer).__mro__]
+
+
+def warn_of_missing(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Says of which tables the loss has no gradient, as Keras does of weights."""
+    missing = {v.partitioned_name or v.name for gradient, v in pairs if gradient is None and isinstance(v, KvVariable)}
+    if missing:
+        names = ", ".join(f"'{name}'" for name in sorted(missing))
+        warnings.warn(f"Gradients do not exist for key-value variable {names} when minimizing the loss.", stacklevel=3)
 
 
 def _warn_of_what_one_rank_decides(tables: Sequence[KvVariable]) -> None:

@@ -39,7 +39,8 @@ class Checkpoint(tf.train.Checkpoint):
     checkpoint of that name stays as it was unless everything has been written by everyone. Eager mode only.
 
     Args:
-      root, **kwargs: what to save, as for ``tf.train.Checkpoint``, the same on all ranks.
+      root, **kwargs: what to save, as for ``tf.train.Checkpoint``, the same on all ranks. On several ranks no iterator
+        of `tf.data`, which each rank has another of: a ValueError.
 
     Example:
       >>> checkpoint = sok.Checkpoint(model=model, optimizer=optimizer)
@@ -59,6 +60,7 @@ class Checkpoint(tf.train.Checkpoint):
                 raise ValueError(
                     "sok.Checkpoint saves all ranks together: experimental_enable_async_checkpoint is not for it."
                 )
+            _refuse_iterators(self, doing)
             _watch_optimizers(self)
             parts = _Parts(self._saver, doing)
         ranks.check_same([prefix.name, *parts.described()], doing, "objects")
@@ -96,6 +98,7 @@ class Checkpoint(tf.train.Checkpoint):
         with step(doing):
             require_eager("sok.Checkpoint")
             Bundle(Path(os.fspath(save_path)))  # is there, and whole, before any rank changes anything
+            _refuse_iterators(self, doing)
             _watch_optimizers(self)
         with step(doing):
             status = super().read(save_path, options)
@@ -277,10 +280,25 @@ def _call_back(options: tf.train.CheckpointOptions | None, path: str) -> None:
         callback(path) if inspect.signature(callback).parameters else callback()
 
 
+def _objects(checkpoint: tf.train.Checkpoint) -> list[Any]:
+    """What a checkpoint holds, and what that holds."""
+    objects: list[Any] = tf.train.TrackableView(checkpoint._saver._graph_view.root).descendants()
+    return objects + [ref.ref for ref in checkpoint._saver._graph_view.attached_dependencies or []]
+
+
+def _refuse_iterators(checkpoint: tf.train.Checkpoint, doing: str) -> None:
+    """Raises for an iterator of `tf.data`: rank 0's would be that of all ranks, which then read the data of rank 0."""
+    if any(isinstance(obj, tf.data.Iterator) for obj in _objects(checkpoint)):
+        raise ValueError(
+            f"{doing}: of an iterator of tf.data it would keep the place, and the share of the data, of rank 0 alone. "
+            "Have each rank keep its own in a tf.train.Checkpoint of another name, such as f'run/input-{sok.rank()}', "
+            "or skip the batches of the steps that were made."
+        )
+
+
 def _watch_optimizers(checkpoint: tf.train.Checkpoint) -> None:
     """Finds the optimizers of a checkpoint, and notes what they keep, and will keep, for static variables."""
-    objects = tf.train.TrackableView(checkpoint._saver._graph_view.root).descendants()
-    objects += [ref.ref for ref in checkpoint._saver._graph_view.attached_dependencies or []]
+    objects = _objects(checkpoint)
     static = [obj for obj in objects if isinstance(obj, ShardedVariable)]
     for obj in objects:
         if isinstance(obj, (OptimizerWrapper, KvVariable)) or not hasattr(obj, "apply_gradients"):

@@ -6,6 +6,7 @@ same local numbers: they would be written over, or trained by gradients of other
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin import ranks
+from tfplugin.horovod_hooks import wrap_broadcasts
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.sok.variables import is_model_parallel
 from tfplugin.wrapped_method import defining_class, wrap_method
@@ -27,9 +29,10 @@ def install() -> None:
     if _installed or horovod is None or ranks.size() == 1:
         return
     _installed = True
-    wrap_method(horovod.functions, "_make_broadcast_group_fn", _checking_broadcasts)
-    wrap_method(horovod.functions, "_make_inplace_broadcast_group_fn", _checking_broadcasts_in_place)
+    wrap_broadcasts(horovod.functions, _refuse_broadcast)
     wrap_method(horovod, "_make_cached_allreduce_grads_fn", _checking_gradients)
+    wrap_method(horovod._DistributedGradientTape, "__init__", _note_op)
+    wrap_method(horovod._DistributedGradientTape, "register_local_source", _checking_local_source)
     for method in ("_zeros_slot", "_get_or_make_slot", "_get_or_make_slot_with_initializer"):
         wrap_method(v1_optimizer.Optimizer, method, _note_slot)
     KerasHooks(_keras_changes).install()
@@ -53,28 +56,6 @@ def _keras_changes(keras: Any) -> Iterator[Callable[[], None]]:
     ):
         if (owner := cls and defining_class(cls, method)) is not None:
             yield wrap_method(owner, method, _note_slot)
-
-
-def _checking_broadcasts(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    broadcast = make(*args, **kwargs)
-
-    def checked(variables: Any, *args: Any, **kwargs: Any) -> Any:
-        variables = list(variables)
-        _refuse_broadcast(variables)
-        return broadcast(variables, *args, **kwargs)
-
-    return checked
-
-
-def _checking_broadcasts_in_place(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    broadcast = make(*args, **kwargs)
-
-    def checked(lists: Any, *args: Any, **kwargs: Any) -> Any:
-        lists = [list(variables) for variables in lists]
-        _refuse_broadcast(variable for variables in lists for variable in variables)
-        return broadcast(lists, *args, **kwargs)
-
-    return checked
 
 
 def _refuse_broadcast(variables: Iterable[Any]) -> None:
@@ -105,3 +86,19 @@ def _checking_gradients(make: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         return reduce_gradients(gradients, variables, *args, **kwargs)
 
     return checked
+
+
+def _note_op(init: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    given = inspect.signature(init).bind(*args, **kwargs).arguments
+    init(*args, **kwargs)
+    given["self"]._sums = given["op"] == sys.modules["horovod.tensorflow"].Sum
+
+
+def _checking_local_source(register: Callable[..., None], tape: Any, source: Any) -> None:
+    if is_model_parallel(source) and getattr(tape, "_sums", False) and tape.scale_local_gradients:
+        raise ValueError(
+            f"Variable '{source.name}' would be trained by the mean over the ranks, and dense variables by the sum: "
+            "with op=hvd.Sum, too, Horovod divides the gradients of local sources by the number of ranks. Take "
+            "hvd.DistributedGradientTape(tape, op=hvd.Sum, scale_local_gradients=False)."
+        )
+    register(tape, source)

@@ -143,6 +143,27 @@ def test_gradients_that_wait_for_an_update_come_back_to_the_ranks_that_own_them(
 # ---- Increments ------------------------------------------------------------------------------------------------------
 
 
+def test_an_iterator_of_each_rank_is_none_of_a_checkpoint_of_all(rank: int, size: int, shared_path: Path) -> None:
+    table, path = sok.DynamicVariable(2, name="beside_input"), str(shared_path / "model")
+    data = tf.data.Dataset.range(20).shard(size, rank)
+    inputs = iter(data)
+    next(inputs)
+    checkpoint, own = sok.Checkpoint(table=table, inputs=[inputs]), tf.train.Checkpoint(inputs=[inputs])
+    if size > 1:
+        with pytest.raises(ValueError, match=r"saving .* of rank 0 alone"):
+            checkpoint.write(path)
+        sok.Checkpoint(table=table).write(path)
+        with pytest.raises(ValueError, match=r"restoring .* of rank 0 alone"):
+            checkpoint.read(path)
+        saved = own.write(f"{path}-input-{rank}")  # the way out that the error names
+    else:
+        saved = checkpoint.write(path)
+    expected = next(inputs)
+    again = iter(data)
+    tf.train.Checkpoint(inputs=[again]).read(saved).expect_partial()
+    assert next(again) == expected
+
+
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
 def test_an_increment_has_the_keys_of_all_ranks_since_then_and_no_others(
     var_type: str, rank: int, size: int, gather: Gather

@@ -279,6 +279,21 @@ def test_horovod_does_not_mix_up_rows_in_silence(kind: str, hvd: Any, rank: int,
             hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5)).minimize(loss)
 
 
+@pytest.mark.parametrize("kind", [*STATIC, "hbm"])
+def test_sums_of_horovod_are_sums_of_rows_too(
+    kind: str, hvd: Any, rank: int, size: int, gather: Callable[[Any], list[Any]]
+) -> None:
+    v, dense, loss, tape = _with_other_rows(kind, rank, size)
+    with pytest.raises(ValueError, match=r"trained by the mean over the ranks, .* scale_local_gradients=False"):
+        hvd.DistributedGradientTape(tape, op=hvd.Sum).register_local_source(v)
+    tape = hvd.DistributedGradientTape(tape, op=hvd.Sum, scale_local_gradients=False)
+    tape.register_local_source(v)
+    of_rows, of_dense = tape.gradient(loss, [v, dense])
+    np.testing.assert_allclose(of_dense, [0.5 * size] * 2)
+    of_all = sum(gather(tf.reduce_sum(of_rows.values, 0).numpy()))
+    np.testing.assert_allclose(of_all, np.array([2.0, -1.0]) * 2 * size)
+
+
 @pytest.mark.parametrize(
     ("optimizers", "wrap"),
     [

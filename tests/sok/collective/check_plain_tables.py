@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import tfplugin
 import tfplugin.sok as sok
@@ -79,3 +81,35 @@ def test_a_table_that_is_spread_over_the_ranks_is_updated_in_the_backward_pass(r
             expected[KEYS.index(key)] -= one + 1.0
     after = sok.all2all_dense_embedding(table, tf.constant(KEYS, tf.int64), training=False)
     np.testing.assert_allclose(after, np.stack([expected, expected], 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("parts", "inplace"), [(None, False), (None, True), (2, False)])
+def test_a_broadcast_of_a_table_is_an_error(hvd: Any, parts: int | None, inplace: bool) -> None:
+    partitioner = parts and tf.compat.v1.fixed_size_partitioner(parts)
+    table = tfplugin.get_kv_variable(f"sent_{parts}_{inplace}", 2, partitioner=partitioner)
+    with pytest.raises(ValueError, match=r"Horovod broadcasts dense variables, and key-value variable 'sent_"):
+        hvd.broadcast_variables([tf.Variable(1.0), table], 0, inplace=inplace)
+    hvd.broadcast_variables([tf.Variable(1.0)], 0, inplace=inplace)
+
+
+@pytest.mark.parametrize("name", ["keras", "tf_keras"])
+def test_an_elastic_state_that_would_lack_rows_is_an_error(hvd: Any, name: str) -> None:
+    keras = importlib.import_module(name)
+    layers = importlib.import_module(f"tfplugin.{name}")
+    model = keras.Sequential([keras.Input((3,), dtype="int64"), layers.Embedding(2, combiner="sum", name="kept")])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"TensorFlowKerasState: model 'seq.*'kept:0', whose rows .* tf.train.Checkp"):
+        hvd.elastic.TensorFlowKerasState(model)
+    dense = tf_keras.Sequential([tf_keras.Input((3,)), tf_keras.layers.Dense(1)])
+    dense.compile("sgd", "mse")
+    hvd.elastic.TensorFlowKerasState(dense)
+
+
+def test_an_adasum_that_adds_nothing_up_is_an_error(hvd: Any) -> None:
+    with tf.Graph().as_default():
+        table = tf.compat.v1.get_kv_variable("adasum", 2)
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum)
+        with pytest.raises(
+            ValueError, match=r"'adasum(:0)?' would be updated by the gradients of this rank alone, .*Average"
+        ):
+            optimizer.minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, KEYS)))
