@@ -59,10 +59,11 @@ def run(
         raise UsageError(f"reading a range of keys: got --limit {limit}, expected 0 or more")
     condition = condition_of(where)
     checkpoint = source.open_for(table or [], path, memory)
+    forms.check_place(target, [checkpoint.path])
     tables = checkpoint.select(table or [])
     if condition is not None:
         tables = tables_for(tables, [condition.columns_of], table)
-    choice = forms.choice(tables)
+    choice = forms.choice(tables, target)
     print_scan(tables, forms, choice, target, memory, keys=keys, order=in_order, limit=limit, where=condition)
 
 
