@@ -292,9 +292,7 @@ def compare_checkpoints(
     if not tables:
         of_a, of_b = {v.name: v for v in a.variables}, {v.name: v for v in b.variables}
         variables = [
-            _compare_variables(a, b, variable, of_b[name], rtol, atol)
-            for name, variable in of_a.items()
-            if name in of_b
+            compare_variables(a, b, variable, of_b[name], rtol, atol) for name, variable in of_a.items() if name in of_b
         ]
         alone = {
             "tables_only_in_a": tuple(name for name in a.tables if name not in b.tables),
@@ -785,9 +783,10 @@ def _pairs_named(a: Checkpoint, b: Checkpoint, text: str) -> list[tuple[str, str
     return [(name, name) for name in both]
 
 
-def _compare_variables(
-    a: Checkpoint, b: Checkpoint, of_a: VariableSchema, of_b: VariableSchema, rtol: float, atol: float
+def compare_variables(
+    a: Checkpoint, b: Checkpoint, of_a: VariableSchema, of_b: VariableSchema, rtol: float = 0, atol: float = 0
 ) -> VariableDiff:
+    """Compare a dense variable of one checkpoint with one of another; see `compare_checkpoints`."""
     strings = of_a.dtype == "string"
     if of_a.shape != of_b.shape or strings != (of_b.dtype == "string"):
         return VariableDiff(of_a.name, of_a.shape, of_b.shape, max(1, math.prod(of_a.shape)))
