@@ -12,7 +12,6 @@ Unix seconds or Arrow timestamps, in the column `timestamp` or `time` unless ano
 from __future__ import annotations
 
 import math
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -575,7 +575,8 @@ def _notes(runs: Sequence[TableRun], log: IdLog, save_every: int) -> list[str]:
             )
     if 0 <= log.latest <= 1:
         notes.append(
-            f"column '{log.time_column}' of the log has no time but 0 and 1: is it one of labels? Nothing ages in a second"
+            f"column '{log.time_column}' of the log has no time but 0 and 1: is it one of labels? Nothing ages in a"
+            " second"
         )
     if log.backwards:
         notes.append(
