@@ -54,6 +54,8 @@ HOLDS = Holds(
     metadata=None,
 )
 """What tables of named columns hold: everything, in one part."""
+WITHOUT_VARIABLES = "write hdf5, or the tables alone, `kvtools migrate SRC DST --table '*'`"
+"""What to do about a dense variable of a type that a format has not."""
 HOLDS_WITH_VARIABLES = dataclasses.replace(HOLDS, variables=True)
 """The same where other arrays stand beside them."""
 
