@@ -69,8 +69,9 @@ class RowForms:
     force: Force = False
     dry_run: DryRun = False
 
-    def target(self, to: str | None) -> Dialect | None:
-        """Return the dialect to write, `to` or what the file's name tells, None where no tables are written.
+    def target(self, to: str | None, *, option: str = "--to") -> Dialect | None:
+        """Return the dialect to write, `to` of this option or what the file's name tells, None where no tables are
+        written.
 
         Raises:
             UsageError: several forms are asked for, nothing tells the dialect, or an option is of what is written
@@ -83,9 +84,14 @@ class RowForms:
                 raise UsageError(f"printing rows: got the dialect {to} and no --output, expected both or neither")
             check_output_options(self.output, force=self.force, dry_run=self.dry_run)
             return None
-        if to:
-            return dialect_named(to)
-        return None if Path(self.output).suffix.lower() in _TEXT_FILES else dialect_for(self.output)
+        if not to and Path(self.output).suffix.lower() in _TEXT_FILES:
+            return None
+        if self.choose is not None:
+            raise UsageError(
+                f"got --columns and --output {self.output}: tables are written with all their columns; leave --columns"
+                " out, or write OUT.csv or OUT.jsonl"
+            )
+        return dialect_named(to) if to else dialect_for(self.output, option=option)
 
     def check_place(self, target: Dialect | None, read: Sequence[str | os.PathLike[str]]) -> None:
         """Raise, before anything is read, what keeps rows from being written: a place that may not be replaced, or

@@ -52,7 +52,7 @@ def run(
       kvtools scan model.ckpt-100 --table user_emb --order stream --csv > rows.csv
       kvtools scan model.ckpt-100 --from 10 --where 'freq > 10' --table user_emb --output some.parquet
     """
-    target = forms.target(output_dialect)
+    target = forms.target(output_dialect, option="--output-dialect")
     keys = KeyRange(_key("--from", first), _key("--to", last))
     in_order = order_named(order)
     if limit is not None and limit < 0:

@@ -120,7 +120,9 @@ def _rows(
 ) -> Iterator[Rows]:
     """Yield the rows, table by table, with what they were compared by where no column shows it."""
     asked = choice.columns
-    told = {"freq": asked.freqs, "version": asked.versions, **dict.fromkeys(choice.computed, True)}.get(by, False)
+    told = {"key": True, "freq": asked.freqs, "version": asked.versions, **dict.fromkeys(choice.computed, True)}.get(
+        by, False
+    )
     for table, top in zip(tables, tops, strict=True):
         at = 0
         for chunk in read_rows(table, top.rows, choice.to_read, memory=memory):

@@ -149,16 +149,17 @@ def check_free(target: Path, *, force: bool, read: Iterable[str | os.PathLike[st
 
 
 def check_not_read(target: Path, read: Iterable[str | os.PathLike[str]]) -> None:
-    """Raise `OutputError` where `target` is there and one of `read`, a file in one of them, or a folder around one.
+    """Raise `OutputError` where `target` is one of `read`, in one that is a folder, or a folder around one.
 
-    Some rows of a table do not stand for it: who writes these over what they are read from loses the others.
+    Some rows of a table do not stand for it: who writes these over what they are read from loses the others, and
+    another file in a folder of tables becomes part of them.
     """
     written = target.resolve()
     for source in read:
         there = Path(source).resolve()
         if written == there:
             raise OutputError(f"writing '{target}': that is what is read, which would be lost; name another place")
-        if written in there.parents or (there in written.parents and _files_of(target)):
+        if written in there.parents or there in written.parents:
             where = "around" if written in there.parents else "in"
             raise OutputError(f"writing '{target}': that is {where} '{source}', which is read; name another place")
 

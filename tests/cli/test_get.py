@@ -201,6 +201,7 @@ def test_bad_usage(sample_path: Path, capsys: Capture) -> None:
         ["5", "--dry-run"],
         ["5", "--output", "rows.csv"],
         ["5", "--output", "rows.npz", "--csv"],
+        ["5", "--output", "rows.npz", "--columns", "value"],
         ["5", "--columns", "Adam.x"],
         ["abc"],
         ["1.5"],

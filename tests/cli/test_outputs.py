@@ -138,6 +138,7 @@ def test_some_rows_never_replace_the_tables_that_they_are_of(
     for read, written in (
         ("one.parquet", "one.parquet"),
         ("folder", inside),
+        ("folder", "folder/new.parquet"),
         ("one.parquet", "./folder/../one.parquet"),
     ):
         ran = command_line([*shlex.split(line.format(read, written)), *options.split()])
