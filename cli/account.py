@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size, total
+from kvtools.cli.shared_options import shared
 from kvtools.cli.terminal import prose
 from kvtools.migrate import Account
 
@@ -49,10 +51,13 @@ def print_account(account: Account, *, as_json: bool, planned: bool = False, who
     left_out = "would be left out" if planned else "left out"
     if account.variables:
         print(f"{account.variables} dense variable{'s' if account.variables > 1 else ''}")
+    tell = print if planned else tell_left_out
     for loss in account.losses:
-        print(prose(f"{left_out}: {loss}"))
+        tell(prose(f"{left_out}: {loss}"))
+    print_of_tables(
+        left_out, [(line, table.name) for table in account.tables for line in table.losses], len(account.tables), tell
+    )
     for kind, lines in (
-        (left_out, [(line, table.name) for table in account.tables for line in table.losses]),
         ("changed", [(line, table.name) for table in account.tables for line in table.changes]),
         ("checked", [(line, table.name) for table in account.tables for line in table.checks]),
         ("note", [(line, table.name) for table in account.tables for line in table.notes]),
@@ -65,9 +70,19 @@ def print_account(account: Account, *, as_json: bool, planned: bool = False, who
     print(f"{'would write' if planned else 'wrote'} {account.output} ({account.dialect})")
 
 
-def print_of_tables(kind: str, lines: Sequence[tuple[str, str]], tables: int) -> None:
+def tell_left_out(line: str) -> None:
+    """Print what was left out of an output: a warning, which `--quiet` does not drop."""
+    if shared().quiet:
+        print(f"kvtools: {line}", file=sys.stderr)
+    else:
+        print(line)
+
+
+def print_of_tables(
+    kind: str, lines: Sequence[tuple[str, str]], tables: int, tell: Callable[[str], None] = print
+) -> None:
     """Print what is said of tables, (line, table) each, the same of several tables once; `tables` is how many are."""
     for line in dict.fromkeys(line for line, _ in lines):
         names = [shown(name) for said, name in lines if said == line]
         whose = "all tables" if len(names) == tables > 1 else ", ".join(names)
-        print(prose(f"{kind}: {whose}: {line}"))
+        tell(prose(f"{kind}: {whose}: {line}"))

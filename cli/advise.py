@@ -22,6 +22,7 @@ from kvtools.cli.options import (
     SourcePath,
     Tables,
     bytes_of,
+    check_output_options,
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
@@ -103,6 +104,7 @@ def run(
     if goal not in ("serving", "training"):
         raise UsageError(f"advising on '{path}': got --for {goal}, expected serving or training")
     aim: Goal = "training" if goal == "training" else "serving"
+    check_output_options(output, force=force, dry_run=dry_run)
     if log is None and (column or time_column):
         raise UsageError(f"advising on '{path}': --column and --time-column are of a log; give it with --log")
     if (labels is None) != (scorer is None):

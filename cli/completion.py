@@ -54,6 +54,15 @@ def _print_tables(path: str) -> None:
                 print(name)
 
 
+def _first_words(command: Command, commands: Sequence[Command]) -> str:
+    """Return what the first argument of a command may be, where that is one of some words: those of its metavar, or
+    the names of commands."""
+    metavar = command.arguments[0][0] if command.arguments else ""
+    if metavar == "[COMMAND]":
+        return " ".join(one.name for one in commands)
+    return metavar.replace("|", " ") if "|" in metavar else ""
+
+
 def _words(options: Sequence[Option]) -> str:
     return " ".join(name for option in options for name in option.names)
 
@@ -117,8 +126,7 @@ def _bash(top: Command, commands: Sequence[Command]) -> str:
             if option.metavar is not None and (said or not option.is_file) and "--color" not in option.names:
                 pattern = "|".join(f"'{command.name} {name}'" for name in option.names)
                 values.append(f'    {pattern}) values="{said}"; files="" ;;')
-        if command.arguments and "|" in command.arguments[0][0]:
-            words = command.arguments[0][0].replace("|", " ")
+        if words := _first_words(command, commands):
             values.append(f'    \'{command.name} {command.name}\') values="{words}"; files="" ;;')
     return _BASH % {
         "commands": " ".join(command.name for command in commands),
@@ -182,7 +190,8 @@ def _zsh(top: Command, commands: Sequence[Command]) -> str:
     for command in commands:
         options = " ".join(_zsh_option(option) for option in command.options)
         first = command.arguments[0][0] if command.arguments else ""
-        places = f"'1:{_zsh_text(first)}:({first.replace('|', ' ')})'" if "|" in first else "'*:file:_files'"
+        words = _first_words(command, commands)
+        places = f"'1:{_zsh_text(first)}:({words})'" if words else "'*:file:_files'"
         cases.append(f"        {command.name}) _arguments -s {options} {places} ;;")
     return _ZSH % {
         "commands": "\n".join(f"    '{command.name}:{_zsh_text(command.summary)}'" for command in commands),
@@ -216,8 +225,7 @@ def _fish(top: Command, commands: Sequence[Command]) -> str:
         lines.append(f"complete -c kvtools -n __fish_use_subcommand -f -a {command.name} -d {about}")
         seen = f"'__fish_seen_subcommand_from {command.name}'"
         lines += [_fish_option(seen, option) for option in command.options]
-        if command.arguments and "|" in command.arguments[0][0]:
-            words = command.arguments[0][0].replace("|", " ")
+        if words := _first_words(command, commands):
             lines.append(f"complete -c kvtools -n {seen} -f -a '{words}'")
     return _FISH + "\n".join(lines) + "\n"
 

@@ -25,6 +25,7 @@ from kvtools.cli.options import (
     ValueDtype,
     Workers,
     bytes_of,
+    check_output_options,
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
@@ -95,6 +96,7 @@ def run(
         raise UsageError(f"comparing checkpoints: got --top {top}, expected 0 or more")
     if (output is None) != (out is None):
         raise UsageError("comparing checkpoints: expected both or neither of --output delta and OUT")
+    check_output_options(output, force=force, dry_run=dry_run, option="--output delta")
     if out is not None:
         if output != "delta":
             raise UsageError(f"comparing checkpoints: got --output {output}, expected delta")

@@ -65,10 +65,11 @@ def run(
         raise UsageError("looking up keys: got none, expected some after PATH, or --keys-file, or --where")
     wanted = keys_from(words, keys_file, sys.stdin.buffer) if given else np.empty(0, np.int64)
     checkpoint = source.open_for(table or [], path, memory)
+    forms.check_place(target, [checkpoint.path, *([] if keys_file in (None, "-") else [keys_file])])
     tables = checkpoint.select(table or [])
     if condition is not None:
         tables = tables_for(tables, [condition.columns_of], table)
-    choice = forms.choice(tables)
+    choice = forms.choice(tables, target)
     if not given and condition is not None:
         print_scan(tables, forms, choice, target, memory, order="stream", where=condition, missing=[])
         return
@@ -86,19 +87,19 @@ def run(
                 there = there[passed]
                 filtered[there] = False
             found.append((reader, rows[there]))
+    more: dict[str, Any] = {"missing": [int(key) for key in wanted[missing]]}
+    if condition is not None:
+        more["filtered"] = int(filtered.sum())
     if target is not None:
         # A table without a hit is left out beside others; where there is no hit at all, OUT has tables without rows.
         hits = [one for one in found if len(one[1])] or found
-        forms.write([ChosenRows(reader, _first_of_each(rows)) for reader, rows in hits], target, memory)
+        forms.write([ChosenRows(reader, _first_of_each(rows)) for reader, rows in hits], target, memory, **more)
     else:
         some = (
             Rows(reader, chunk)
             for reader, rows in found
             for chunk in read_rows(reader, rows, choice.to_read, memory=bytes_of(memory))
         )
-        more: dict[str, Any] = {"missing": [int(key) for key in wanted[missing]]}
-        if condition is not None:
-            more["filtered"] = int(filtered.sum())
         print_rows(some, forms, choice, tables[0] if tables else None, **more)
     _tell_missing(wanted[missing], len(wanted))
     if filtered.any():

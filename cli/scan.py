@@ -52,17 +52,18 @@ def run(
       kvtools scan model.ckpt-100 --table user_emb --order stream --csv > rows.csv
       kvtools scan model.ckpt-100 --from 10 --where 'freq > 10' --table user_emb --output some.parquet
     """
-    target = forms.target(output_dialect)
+    target = forms.target(output_dialect, option="--output-dialect")
     keys = KeyRange(_key("--from", first), _key("--to", last))
     in_order = order_named(order)
     if limit is not None and limit < 0:
         raise UsageError(f"reading a range of keys: got --limit {limit}, expected 0 or more")
     condition = condition_of(where)
     checkpoint = source.open_for(table or [], path, memory)
+    forms.check_place(target, [checkpoint.path])
     tables = checkpoint.select(table or [])
     if condition is not None:
         tables = tables_for(tables, [condition.columns_of], table)
-    choice = forms.choice(tables)
+    choice = forms.choice(tables, target)
     print_scan(tables, forms, choice, target, memory, keys=keys, order=in_order, limit=limit, where=condition)
 
 

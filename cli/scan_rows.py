@@ -48,7 +48,7 @@ def print_scan(
                 chosen.append(ChosenRows(table, _joined(found, table.rows, bytes_of(memory))))
         count = sum(one.rows for one in chosen)
         # A table without such rows is left out beside others; where there are none at all, OUT has tables without rows.
-        forms.write([one for one in chosen if one.rows] or chosen, target, memory)
+        forms.write([one for one in chosen if one.rows] or chosen, target, memory, **more)
     else:
 
         def rows() -> Iterator[Rows]:

@@ -14,7 +14,7 @@ from kvtools.cli.bars import shows_blocks
 from kvtools.cli.clip_options import warn_unmatched
 from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
-from kvtools.cli.options import AsJson, DryRun, Force, no_standard_output
+from kvtools.cli.options import AsJson, DryRun, Force, check_output_options, no_standard_output
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.terminal import prose, width
 from kvtools.clip_policy import read_policy
@@ -96,6 +96,7 @@ def run(
       kvtools simulate policy.toml ids.csv --column user_id=user_emb --csv course.csv
       kvtools simulate policy.toml ids.npy --json
     """
+    check_output_options(csv_file, force=force, dry_run=dry_run, option="--csv")
     told = read_policy(policy)
     if csv_file is not None:
         check_free(csv_file.absolute(), force=force, read=[policy, log])

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kvtools.cli.account import tell_left_out
 from kvtools.cli.json_text import dumps
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
@@ -159,7 +160,7 @@ def _print_accounts(accounts: Sequence[Account], *, planned: bool) -> None:
     )
     losses = [line for account in accounts for table in account.tables for line in table.losses]
     for line in dict.fromkeys(losses):
-        print(prose(f"left out: {line}"))
+        (print if planned else tell_left_out)(prose(f"left out: {line}"))
     for line in dict.fromkeys(line for account in accounts for table in account.tables for line in table.changes):
         print(prose(f"changed: {line}"))
     for line in dict.fromkeys(line for account in accounts for table in account.tables for line in table.notes):

@@ -15,12 +15,23 @@ import typer
 
 from kvtools.cli.json_text import dumps, string_keys
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import DEFAULT_MEMORY, AsJson, DryRun, Force, Memory, Source, bytes_of, no_standard_output
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    AsJson,
+    DryRun,
+    Force,
+    Memory,
+    Source,
+    bytes_of,
+    check_output_options,
+    no_standard_output,
+)
 from kvtools.cli.progress import progress_bar
 from kvtools.cli.standard_output import write_bytes
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
 from kvtools.remote.stored import read_bytes
+from kvtools.replace_output import check_free, check_not_read
 from kvtools.sql.output import check_format, column_labels, csv_header, csv_rows, json_lines, write_result
 from kvtools.sql.query import query
 from kvtools.sql.result import QueryResult
@@ -80,14 +91,16 @@ def run(
     """
     if sum([as_json, rows_as_json, as_csv]) > 1 or (output is not None and (rows_as_json or as_csv)):
         raise UsageError("printing an answer: got several of --json, --json-lines, --csv and --output, expected one")
-    if dry_run and output is None:
-        raise UsageError("got --dry-run without --output: nothing is written")
+    check_output_options(output, force=force, dry_run=dry_run)
     if threads is not None and threads < 1:
         raise UsageError(f"got --threads {threads}, expected 1 or more")
     if output is not None:
         check_format(Path(output))
     text, paths = _text(arguments or [], attach or [], file)
-    sources = _sources(paths, attach or [], source, memory)
+    sources, read = _sources(paths, attach or [], source, memory)
+    if output is not None:
+        check_not_read(Path(output).absolute(), [*read, *([] if file in (None, "-") else [file])])
+        check_free(Path(output).absolute(), force=force)
     with contextlib.ExitStack() as ended:
         with progress_bar("reading") as progress:
             result = ended.enter_context(
@@ -138,11 +151,15 @@ def _text(arguments: list[str], attach: list[str], file: str | None) -> tuple[st
     return arguments[-1], arguments[:-1]
 
 
-def _sources(paths: list[str], attach: list[str], source: Source, memory: str) -> dict[str, Checkpoint]:
-    """Open the checkpoints by the names under which a query has them."""
+def _sources(
+    paths: list[str], attach: list[str], source: Source, memory: str
+) -> tuple[dict[str, Checkpoint], list[Path | str]]:
+    """Open the checkpoints by the names under which a query has them; return the paths of all, too."""
     sources: dict[str, Checkpoint] = {}
+    read: list[Path | str] = []
     for path in paths:
         opened = source.open(path, memory, lenient=True)
+        read.append(opened.path)
         here = sources.get("")
         if here is None:
             sources[""] = opened
@@ -162,7 +179,8 @@ def _sources(paths: list[str], attach: list[str], source: Source, memory: str) -
         if name in sources:
             raise UsageError(f"got --attach {name}=... twice, expected a name for each")
         sources[name] = source.open(path, memory, lenient=True)
-    return sources
+        read.append(sources[name].path)
+    return sources, read
 
 
 def _until_block(batches: Iterator[Any]) -> Iterator[Any]:

@@ -65,12 +65,13 @@ def run(
         raise UsageError(f"ranking rows: got --limit {limit}, expected 0 or more")
     condition = condition_of(where)
     checkpoint = source.open_for(table or [], path, memory)
+    forms.check_place(target, [checkpoint.path])
     tables = checkpoint.select(table or [])
     if by is None:
         by = "freq" if not tables or any(reader.schema.has_freqs for reader in tables) else "norm"
     chosen = ranking(by)
     tables = tables_for(tables, [chosen.columns_of, *([condition.columns_of] if condition else [])], table)
-    choice = forms.choice(tables)
+    choice = forms.choice(tables, target)
     if forms.text and forms.choose is None:
         choice = ColumnChoice(Columns(values=True, freqs=True, versions=True), frozenset(), ("norm",))
     tops = []
@@ -92,7 +93,7 @@ def run(
         tops = [_only(top, [at for of, at in first if of == which]) for which, top in enumerate(tops)]
     if target is not None:
         written = [ChosenRows(reader, top.rows) for reader, top in zip(tables, tops, strict=True)]
-        forms.write([one for one in written if one.rows] or written, target, memory)
+        forms.write([one for one in written if one.rows] or written, target, memory, by=by)
     else:
         found = _rows(tables, tops, choice, by, bytes_of(memory))
         if first is not None:
@@ -119,7 +120,9 @@ def _rows(
 ) -> Iterator[Rows]:
     """Yield the rows, table by table, with what they were compared by where no column shows it."""
     asked = choice.columns
-    told = {"freq": asked.freqs, "version": asked.versions, **dict.fromkeys(choice.computed, True)}.get(by, False)
+    told = {"key": True, "freq": asked.freqs, "version": asked.versions, **dict.fromkeys(choice.computed, True)}.get(
+        by, False
+    )
     for table, top in zip(tables, tops, strict=True):
         at = 0
         for chunk in read_rows(table, top.rows, choice.to_read, memory=memory):

@@ -24,6 +24,7 @@ from kvtools.export import TableExport, check_saved_model, choose_for_saved_mode
 from kvtools.migrate import EVERY_ROW, EVERY_ROW_READ, Account, TableAccount, write_tables
 from kvtools.narrow_rows import NarrowTable, check_dtypes, dtype_notes, dtype_of
 from kvtools.quantized_rows import QUANTIZED, Rounding, inexact
+from kvtools.shown_tables import counted
 from kvtools.table_view import MaskedTable, changed_tables
 from kvtools.written_bytes import row_bytes_in
 
@@ -258,7 +259,7 @@ def _as_saved_model(
             )
         )
     size = sum(variable.bytes for variable in checkpoint.variables)
-    dense = f"{len(checkpoint.variables)} dense variables, {size} bytes: a model of tables has none"
+    dense = f"{counted(len(checkpoint.variables), 'dense variable')}, {size} bytes: a model of tables has none"
     account = Account(str(output), savedmodel.NAME, tuple(tables), 0, (dense,) if checkpoint.variables else ())
     return account, {export.name: export.rounding for export in exports if export.rounding}
 

@@ -30,8 +30,9 @@ from kvtools.dialects.tfplugin import PART_RECORDS, part_prefix, part_records
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.key_join import match_rows
-from kvtools.migrate import Account, write_tables
+from kvtools.migrate import Account, output_of, write_tables
 from kvtools.partition import owners
+from kvtools.replace_output import check_not_read
 from kvtools.row_mask import RowMask
 from kvtools.table_view import MaskedTable
 
@@ -156,7 +157,7 @@ def write_increment(
     Raises:
         BadInputError: one is in another dialect, or the tables differ in more than their rows.
         UsageError: the name of `output` gives another number than it would have.
-        OutputError: `output` exists, or cannot be written.
+        OutputError: `output` exists, is one of the two, or cannot be written.
 
     Example:
         ```python
@@ -179,6 +180,9 @@ def write_increment(
         )
     if not a.tables:
         raise BadInputError(f"writing increment '{output}': '{before}' has no key-value table; see `kvtools inspect`")
+    check_not_read(
+        Path(output_of(output, TFPLUGIN, [a, b])).absolute(), [_record_of(path)[0] for path in (before, after)]
+    )
     record = _next_record(before, after)
     named = chain.member_of(output)
     if named is not None and (named.kind, named.number) != ("delta", record.sequence):

@@ -396,5 +396,5 @@ def by_of(by: str, name: str) -> By:
 def version_unit_of(unit: str | None, name: str) -> VersionUnit | None:
     """Return what versions count; raises `UsageError` if it is unknown."""
     if unit is not None and unit not in ("seconds", "days", "steps"):
-        raise UsageError(f"clipping: got {name} {unit!r}, expected seconds, days or steps")
+        raise UsageError(f"got {name} {unit!r}, expected seconds, days or steps")
     return unit  # type: ignore[return-value]

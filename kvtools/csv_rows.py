@@ -23,8 +23,8 @@ def csv_header(names: Sequence[str]) -> str:
     'key,"a,b"'
     """
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(names)
-    return text.getvalue()
+    csv.writer(text, lineterminator="\r\n").writerow(names)  # names with such characters in them are put in quotes
+    return text.getvalue().removesuffix("\r\n")
 
 
 def csv_lines(columns: Sequence[Array], *, workers: int | None = None) -> Iterator[bytes]:

@@ -292,9 +292,7 @@ def compare_checkpoints(
     if not tables:
         of_a, of_b = {v.name: v for v in a.variables}, {v.name: v for v in b.variables}
         variables = [
-            _compare_variables(a, b, variable, of_b[name], rtol, atol)
-            for name, variable in of_a.items()
-            if name in of_b
+            compare_variables(a, b, variable, of_b[name], rtol, atol) for name, variable in of_a.items() if name in of_b
         ]
         alone = {
             "tables_only_in_a": tuple(name for name in a.tables if name not in b.tables),
@@ -455,16 +453,21 @@ class _Comparison:
 
 
 def _columns_of(a: TableReader, b: TableReader) -> tuple[list[str], tuple[str, ...], tuple[str, ...]]:
-    """Return the columns that both have, and those that only one has; one of different widths is not the same."""
+    """Return the columns that both have, and those that only one has; one of different widths is not the same.
+
+    Counters of no rows are nothing that the other lacks: some dialects have them always.
+    """
     of_a, of_b = _widths(a), _widths(b)
     both = [name for name in of_a if of_b.get(name) == of_a[name]]
 
-    def rest(names: Mapping[str, int]) -> tuple[str, ...]:
+    def rest(table: TableReader, names: Mapping[str, int]) -> tuple[str, ...]:
         return tuple(
-            f"{name} [{names[name]}]" if name in of_a and name in of_b else name for name in names if name not in both
+            f"{name} [{names[name]}]" if name in of_a and name in of_b else name
+            for name in names
+            if name not in both and (table.rows or name not in ("freqs", "versions"))
         )
 
-    return both, rest(of_a), rest(of_b)
+    return both, rest(a, of_a), rest(b, of_b)
 
 
 def _widths(table: TableReader) -> dict[str, int]:
@@ -711,9 +714,10 @@ def _different_extras(a: TableReader, b: TableReader) -> tuple[str, ...]:
 
 
 def _count_otherwise(a: TableReader, b: TableReader) -> bool:
-    """Tell whether the versions of both are known to count different things."""
+    """Tell whether the versions of both are known to count different things; those of no rows count nothing."""
+    has_versions = a.schema.has_versions and b.schema.has_versions
     units = {a.schema.version_unit, b.schema.version_unit}
-    return a.schema.has_versions and b.schema.has_versions and len(units) == 2 and "unknown" not in units
+    return bool(a.rows and b.rows and has_versions and len(units) == 2 and "unknown" not in units)
 
 
 def _extras_to_compare(table: TableReader) -> dict[str, Callable[[], Array]]:
@@ -785,9 +789,10 @@ def _pairs_named(a: Checkpoint, b: Checkpoint, text: str) -> list[tuple[str, str
     return [(name, name) for name in both]
 
 
-def _compare_variables(
-    a: Checkpoint, b: Checkpoint, of_a: VariableSchema, of_b: VariableSchema, rtol: float, atol: float
+def compare_variables(
+    a: Checkpoint, b: Checkpoint, of_a: VariableSchema, of_b: VariableSchema, rtol: float = 0, atol: float = 0
 ) -> VariableDiff:
+    """Compare a dense variable of one checkpoint with one of another; see `compare_checkpoints`."""
     strings = of_a.dtype == "string"
     if of_a.shape != of_b.shape or strings != (of_b.dtype == "string"):
         return VariableDiff(of_a.name, of_a.shape, of_b.shape, max(1, math.prod(of_a.shape)))

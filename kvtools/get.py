@@ -13,10 +13,11 @@ from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, KEYS_AND_VALUES, Array, Ch
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.schema import row_bytes
-from kvtools.errors import BadInputError
+from kvtools.errors import UsageError
 from kvtools.field_names import FIELDS, field_name
 from kvtools.row_filter import RowFilter
-from kvtools.row_norms import norms_shown
+from kvtools.row_norms import row_norms
+from kvtools.sql.columns import slot_names
 from kvtools.table_names import near
 from kvtools.table_view import TableView, replace_schema
 
@@ -139,7 +140,7 @@ class ColumnChoice:
         """Return what is computed of a chunk, which has what that needs, by name, [n] each."""
         found: dict[str, Array] = {}
         if "norm" in self.computed and chunk.values is not None:
-            found["norm"] = norms_shown(chunk.values)
+            found["norm"] = row_norms(chunk.values, "l2")
         if "part" in self.computed:
             found["part"] = chunk.part_numbers()
         return found
@@ -148,20 +149,26 @@ class ColumnChoice:
 def choose_columns(names: Sequence[str], tables: Sequence[TableReader]) -> ColumnChoice:
     """Return the choice of these columns: `FIELDS`, plurals too, or a slot's name; all if none. Keys are always there.
 
+    A slot that is called as a field is `slot_<name>`, as in `kvtools sql`.
+
     Raises:
-        BadInputError: no table has a column of a name.
+        UsageError: no table has a column of a name.
     """
     if not names:
         return ColumnChoice(ALL_COLUMNS)
-    known = {slot for table in tables for slot in table.slots}
+    known: dict[str, set[str]] = {}
+    for table in tables:
+        for slot, label in zip(table.slots, slot_names(table.slots), strict=True):
+            for name in {slot, label} - {"key", *FIELDS}:
+                known.setdefault(name, set()).add(slot)
     chosen = {name if name in known else field_name(name.strip()) for name in names}
     for name in names:
         if name not in known and field_name(name.strip()) not in {"key", *FIELDS, *known}:
-            there = ["key", *FIELDS, *sorted(known - {*FIELDS})]
-            raise BadInputError(
+            there = ["key", *FIELDS, *sorted(known)]
+            raise UsageError(
                 f"reading columns: got --columns {name!r}, expected some of {', '.join(there)}{near(name, there)}"
             )
-    slots = frozenset(chosen & (known - {*FIELDS}))
+    slots = frozenset(slot for name in chosen for slot in known.get(name, ()))
     columns = Columns("value" in chosen, "slots" in chosen or bool(slots), "freq" in chosen, "version" in chosen)
-    computed = tuple(name for name in ("norm", "part") if name in chosen and name not in known)
+    computed = tuple(name for name in ("norm", "part") if name in chosen)
     return ColumnChoice(columns, None if "slots" in chosen else slots, computed)

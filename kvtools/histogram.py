@@ -94,7 +94,7 @@ class NormHistogram:
     """
 
     counts: Array = field(default_factory=lambda: np.zeros(len(NORM_EDGES) + 1, np.int64))
-    total: float = 0.0
+    total: np.longdouble = field(default_factory=np.longdouble)
     smallest: float = math.inf
     largest: float = -math.inf
 
@@ -108,9 +108,9 @@ class NormHistogram:
         if not len(norms):
             return
         self.counts += np.bincount(norm_bins(norms) if bins is None else bins, minlength=len(self.counts))
-        self.total += float(norms.sum(dtype=np.float64))
         self.smallest = min(self.smallest, float(norms.min()))
         self.largest = max(self.largest, float(norms.max()))
+        self.total += norms.sum(dtype=np.longdouble if self.largest > 1e150 else np.float64)
 
     def merge(self, other: NormHistogram) -> None:
         """Count what another histogram counted, too."""

@@ -11,6 +11,7 @@ Unix seconds or Arrow timestamps, in the column `timestamp` or `time` unless ano
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,8 @@ class _Rows:
 class IdLog:
     """A log that was opened; `features` are the names of the columns that can be ids, empty of a log of lookups.
 
-    `others` are the other columns, and what they hold. `share_read` is how much was read, from 0 to 1.
+    `others` are the other columns, and what they hold. `share_read` is how much was read, from 0 to 1; `backwards`
+    counts batches of times before the `latest` one.
     """
 
     path: str
@@ -88,6 +90,7 @@ class IdLog:
     of_lookups: bool = False
     share_read: float = 0.0
     backwards: int = 0
+    latest: float = -math.inf
 
     def feature(self, name: str) -> str:
         """Return the name of a column that has ids.
@@ -131,9 +134,9 @@ class IdLog:
         """
         if labels is not None and self.of_lookups:
             raise UsageError(f"reading the log '{self.path}': labels go with examples, and its rows are lookups")
-        self.share_read, self.backwards = 0.0, 0
+        self.share_read, self.backwards, self.latest = 0.0, 0, -math.inf
         left: _Rows | None = None
-        latest, any_row = -np.inf, False
+        any_row = False
         for read in self._rows(tuple(features), labels):
             any_row = any_row or read.count > 0
             rows = read if left is None else _joined(left, read)
@@ -144,22 +147,21 @@ class IdLog:
             whole = rows.count // examples * examples
             for start in range(0, whole, examples):
                 batch = _cut(rows, offsets, start, start + examples)
-                latest = self._note(batch, latest)
+                self._note(batch)
                 yield batch
             left = _as_rows(_cut(rows, offsets, whole, rows.count), rows, whole)
         if not any_row:
             raise BadInputError(f"reading the log '{self.path}': it has no rows")
         if left is not None and left.count:
             batch = LogBatch(left.count, left.ids, _last(left.times), left.labels)
-            self._note(batch, latest)
+            self._note(batch)
             yield batch
         self.share_read = 1.0
 
-    def _note(self, batch: LogBatch, latest: float) -> float:
-        if batch.seconds is None:
-            return latest
-        self.backwards += batch.seconds < latest
-        return max(latest, batch.seconds)
+    def _note(self, batch: LogBatch) -> None:
+        if batch.seconds is not None:
+            self.backwards += batch.seconds < self.latest
+            self.latest = max(self.latest, batch.seconds)
 
     def _rows(self, features: tuple[str, ...], labels: str | None) -> Iterator[_Rows]:
         raise NotImplementedError

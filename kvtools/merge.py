@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,16 +26,19 @@ import numpy as np
 
 from kvtools.admission_filter import filters_of
 from kvtools.cast import rounded
+from kvtools.chain_reader import is_increment
 from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.interface import Checkpoint, TableReader, no_such_table
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.schema import TableSchema, VariableSchema
 from kvtools.dialects.writing import WriteOptions
+from kvtools.diff import compare_variables
 from kvtools.errors import BadInputError, UsageError
 from kvtools.joined_table import JoinedTable
 from kvtools.key_join import SortedKeys, row_numbers, sorted_buckets
 from kvtools.migrate import Account, check_output, output_of, write_tables
 from kvtools.row_mask import RowMask
+from kvtools.string_hash import string_keys
 from kvtools.table_names import matching
 from kvtools.table_view import MaskedTable, TableView
 from kvtools.top_rows import sortable
@@ -359,7 +362,8 @@ def merge(
     """Write one checkpoint of several.
 
     Tables that are not merged, and dense variables, are taken from the last checkpoint that has them, or from the
-    first with `on_conflict` "first".
+    first with `on_conflict` "first"; the account names what others have otherwise. Maps from hashed keys to their
+    strings are joined.
 
     Args:
         checkpoints: what to read, in the order in which later ones replace earlier ones; one will do with `into`.
@@ -429,12 +433,17 @@ def merge(
             raise UsageError(
                 f"merging into '{into}': there is a table of that name that is not merged; add --table {into}"
             )
-        result.append(next(checkpoint.tables[name] for checkpoint in preferred if name in checkpoint.tables))
+        owner, *others = (checkpoint for checkpoint in preferred if name in checkpoint.tables)
+        result.append(owner.tables[name])
+        left_out[name] = tuple(
+            f"the rows of '{other.path}': the table is not merged, that of '{owner.path}' was taken" for other in others
+        )
+    beside, differing = _beside(preferred, graph)
     written = write_tables(
         result,
         output,
         to,
-        beside=_beside(preferred, graph),
+        beside=beside,
         parts=wanted,
         options=options,
         workers=workers,
@@ -445,7 +454,9 @@ def merge(
         dataclasses.replace(table, losses=(*left_out.get(reader.schema.name, ()), *table.losses, *cut_freqs(reader)))
         for table, reader in zip(written.tables, result, strict=True)
     )
-    return dataclasses.replace(written, tables=told), merged
+    return dataclasses.replace(
+        written, tables=told, losses=(*written.losses, *(differing if written.variables else ()))
+    ), merged
 
 
 def cut_freqs(table: TableReader) -> tuple[str, ...]:
@@ -523,22 +534,74 @@ def _placed(
     return dataclasses.replace(schema, metadata={**schema.metadata, "object_path": path})
 
 
-def _beside(preferred: Sequence[Checkpoint], graph: Checkpoint | None) -> Checkpoint:
-    """Return the dense variables of all checkpoints, each of the first that has it, and the bookkeeping of `graph`."""
-    owners: dict[str, tuple[Checkpoint, VariableSchema]] = {}
+def _beside(preferred: Sequence[Checkpoint], graph: Checkpoint | None) -> tuple[Checkpoint, list[str]]:
+    """Return the dense variables of all checkpoints, each of the first that has it, and the bookkeeping of `graph`; and
+    say which others are left out, as they differ.
+
+    The strings of hashed keys are those of all: whose rows come together, their strings do.
+    """
+    having: dict[str, list[tuple[Checkpoint, VariableSchema]]] = {}
     for checkpoint in preferred:
         for variable in checkpoint.variables:
-            owners.setdefault(variable.name, (checkpoint, variable))
+            having.setdefault(variable.name, []).append((checkpoint, variable))
+    joined = _joined_strings(having)
     bookkeeping = {variable.name for checkpoint in preferred for variable in checkpoint.bookkeeping}
-    readers = {name: checkpoint for name, (checkpoint, _) in owners.items()}
+    differing: dict[tuple[str, str], list[str]] = {}
+    for name, ((owner, variable), *others) in having.items():
+        for other, its in [] if name in joined or name in bookkeeping else others:
+            same = variable.dtype == its.dtype and compare_variables(owner, other, variable, its).same
+            if not same and not _is_increment(other):
+                differing.setdefault((str(other.path), str(owner.path)), []).append(name)
+    readers = {name: checkpoint for name, ((checkpoint, _), *_) in having.items()}
     if graph is not None:
         readers.update({variable.name: graph for variable in graph.bookkeeping})
-    return dataclasses.replace(
+    variables = {name: variable for name, ((_, variable), *_) in having.items() if name not in bookkeeping}
+    variables |= {
+        name: dataclasses.replace(variables[name], shape=array.shape, bytes=array.nbytes)
+        for name, array in joined.items()
+        if name in variables
+    }
+    beside = dataclasses.replace(
         preferred[0] if graph is None else graph,
-        variables=tuple(variable for name, (_, variable) in sorted(owners.items()) if name not in bookkeeping),
-        read_variable=lambda name: readers[name].read_variable(name),
+        variables=tuple(variables[name] for name in sorted(variables)),
+        read_variable=lambda name: iter([joined[name]]) if name in joined else readers[name].read_variable(name),
         bookkeeping=() if graph is None else graph.bookkeeping,
     )
+    return beside, [
+        f"what '{other}' has of {_counted(names)}: that of '{owner}' differs, and was taken"
+        for (other, owner), names in differing.items()
+    ]
+
+
+def _counted(names: Sequence[str]) -> str:
+    listed = ", ".join(f"'{name}'" for name in names)
+    return f"the dense variable {listed}" if len(names) == 1 else f"{len(names)} dense variables, {listed}"
+
+
+def _is_increment(checkpoint: Checkpoint) -> bool:
+    """Whether all tables are increments: what comes after it replaces what it has."""
+    return bool(checkpoint.tables) and all(map(is_increment, checkpoint.tables.values()))
+
+
+def _joined_strings(having: Mapping[str, Sequence[tuple[Checkpoint, VariableSchema]]]) -> dict[str, Array]:
+    """Return the maps from hashes to their strings that several checkpoints have, each as one, by the names of their
+    variables: `<map>-keys` and `<map>-values`."""
+    joined: dict[str, Array] = {}
+    for name, found in having.items():
+        strings = f"{name.removesuffix('-keys')}-values"
+        pairs = [
+            one for one, its in found if its.dtype == "int64" and any(one is of for of, _ in having.get(strings, ()))
+        ]
+        if not name.endswith("-keys") or len(pairs) < 2 or len(pairs) < len(found):
+            continue
+        if any(its.dtype != "string" for _, its in having[strings]):
+            continue
+        keys = [np.concatenate([*one.read_variable(name)]).reshape(-1) for one in pairs]
+        texts = [np.concatenate([*one.read_variable(strings)]).reshape(-1) for one in pairs]
+        if all(np.array_equal(string_keys(some), hashes) for some, hashes in zip(texts, keys, strict=True)):
+            every, first = np.unique(np.concatenate(keys), return_index=True)
+            joined[name], joined[strings] = every, np.concatenate(texts)[first]
+    return joined
 
 
 def _keys(joined: JoinedTable, progress: Progress | None) -> Iterator[Array]:

@@ -49,6 +49,7 @@ from kvtools.replace_output import (
     replace_folder,
 )
 from kvtools.row_mask import RowMask
+from kvtools.shown_tables import counted
 from kvtools.status_names import status_tables
 from kvtools.table_view import MaskedTable, rows_below
 from kvtools.url_password import without_password
@@ -484,7 +485,7 @@ def _plan(
     variables = beside.variables if beside else ()
     if variables and not dialect.holds.variables:
         size = sum(variable.bytes for variable in variables)
-        losses.append(f"{len(variables)} dense variables, {size} bytes: the dialect holds tables only")
+        losses.append(f"{counted(len(variables), 'dense variable')}, {size} bytes: the dialect holds tables only")
         variables = ()
     goes_along = beside is not None and beside.dialect == dialect.name and dialect.holds.variables
     bookkeeping = beside.bookkeeping if beside and goes_along else ()

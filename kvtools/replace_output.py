@@ -148,6 +148,22 @@ def check_free(target: Path, *, force: bool, read: Iterable[str | os.PathLike[st
     return there
 
 
+def check_not_read(target: Path, read: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise `OutputError` where `target` is one of `read`, in one that is a folder, or a folder around one.
+
+    Some rows of a table do not stand for it: who writes these over what they are read from loses the others, and
+    another file in a folder of tables becomes part of them.
+    """
+    written = target.resolve()
+    for source in read:
+        there = Path(source).resolve()
+        if written == there:
+            raise OutputError(f"writing '{target}': that is what is read, which would be lost; name another place")
+        if written in there.parents or there in written.parents:
+            where = "around" if written in there.parents else "in"
+            raise OutputError(f"writing '{target}': that is {where} '{source}', which is read; name another place")
+
+
 def _is_in_store(target: Path) -> bool:
     """Tell whether a target stands for a place in a store; raises `OutputError` where nothing can be written there,
     and `UsageError` for a URL that was made a path."""

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 
 def row_norms(values: npt.NDArray[Any], norm: Literal["abs", "l2"]) -> npt.NDArray[Any]:
-    """Return the norm of each row of `values` [n, dim], any type of number, as float32 or float64 [n].
+    """Return the norm of each row of `values` [n, dim], any type of number: the largest absolute value as float32 or
+    float64 [n], the Euclidean norm as float64 [n].
 
-    The Euclidean norm is summed in float64, and scaled where that could under- or overflow. A row with a NaN
+    That is summed in float64, and scaled where that could under- or overflow. A row with a NaN
     has norm NaN; one with an infinity and no NaN has norm infinity.
 
     >>> row_norms(np.array([[3.0, -4.0]]), "l2").tolist()
@@ -30,13 +31,6 @@ def row_norms(values: npt.NDArray[Any], norm: Literal["abs", "l2"]) -> npt.NDArr
             return np.asarray(np.sqrt(np.einsum("ij,ij->i", scaled, scaled)) * divisor)
     wide = values.astype(np.float64)
     return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
-
-
-def norms_shown(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the Euclidean norm of each row of `values` [n, dim], as outputs and queries have it: summed in float64,
-    float32 but for rows of float64, and infinite where that does not hold one."""
-    with np.errstate(over="ignore"):
-        return row_norms(values, "l2").astype(np.float64 if values.dtype == np.float64 else np.float32)
 
 
 def as_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -573,6 +573,11 @@ def _notes(runs: Sequence[TableRun], log: IdLog, save_every: int) -> list[str]:
             notes.append(
                 f"not replayed: {name}: rows that are to go by frequency or rank: nothing says when; see expire-every"
             )
+    if 0 <= log.latest <= 1:
+        notes.append(
+            f"column '{log.time_column}' of the log has no time but 0 and 1: is it one of labels? Nothing ages in a"
+            " second"
+        )
     if log.backwards:
         notes.append(
             f"the log is not in order of time: in {log.backwards:,} batches it goes back; the clock stood still"

@@ -69,7 +69,7 @@ class ColumnStats:
 
     A row with a NaN or an infinity has no norm; it is counted in `nan_rows` or `inf_rows` (or both). `smallest`,
     `largest`, `mean` and `squares` (the sum of squared deviations from the mean) are those of the `elements` finite
-    numbers.
+    numbers; the squares of float64 may be more than it holds.
     """
 
     rows: int = 0
@@ -86,12 +86,12 @@ class ColumnStats:
     smallest: float = math.inf
     largest: float = -math.inf
     mean: float = 0.0
-    squares: float = 0.0
+    squares: np.longdouble = field(default_factory=np.longdouble)
 
     @property
     def std(self) -> float:
         """The standard deviation of the finite numbers; 0 if there are none."""
-        return math.sqrt(self.squares / self.elements) if self.elements else 0.0
+        return float(np.sqrt(self.squares / self.elements)) if self.elements else 0.0
 
     def add(self, values: Array) -> None:
         """Count rows [n, width] of any real type.
@@ -206,17 +206,18 @@ class ColumnStats:
             return
         self.smallest = min(self.smallest, float(numbers.min()))
         self.largest = max(self.largest, float(numbers.max()))
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean = float(numbers.mean())
-            self._merge_moments(len(numbers), mean, float(np.square(numbers - mean).sum()))
+        if max(-self.smallest, self.largest) > 1e150:  # sums or squares may overflow float64
+            numbers = numbers.astype(np.longdouble)
+        mean = numbers.mean()
+        self._merge_moments(len(numbers), float(mean), np.square(numbers - mean).sum())
 
-    def _merge_moments(self, elements: int, mean: float, squares: float) -> None:
+    def _merge_moments(self, elements: int, mean: float, squares: np.floating[Any] | float) -> None:
         """Add the moments of other numbers (Chan, Golub and LeVeque, https://doi.org/10.2307/2683386)."""
         if not elements:
             return
         total = self.elements + elements
-        apart = mean - self.mean
-        self.mean += apart * elements / total
+        apart = np.longdouble(mean) - self.mean
+        self.mean = float(self.mean + apart * elements / total)
         self.squares += squares + apart * apart * self.elements * elements / total
         self.elements = total
 
@@ -528,7 +529,7 @@ def _describe_norms(norms: NormHistogram) -> dict[str, Any]:
         "rows": rows,
         "min": _number(norms.smallest) if rows else None,
         "max": _number(norms.largest) if rows else None,
-        "mean": _number(norms.total / rows) if rows else None,
+        "mean": _number(float(norms.total / rows)) if rows else None,
         "median": _optional(norms.quantile(0.5)),
         "p90": _optional(norms.quantile(0.9)),
         "p99": _optional(norms.quantile(0.99)),

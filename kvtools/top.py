@@ -21,7 +21,7 @@ from kvtools.engine import run_all
 from kvtools.errors import BadInputError, UsageError
 from kvtools.read_ahead import read_ahead
 from kvtools.row_filter import RowFilter
-from kvtools.row_norms import norms_shown, row_norms
+from kvtools.row_norms import row_norms
 from kvtools.top_rows import Scores, sortable
 
 _KEY_ROWS = 1 << 18
@@ -89,7 +89,7 @@ def ranking(by: str) -> Ranking:
             assert column is not None
             return column
         assert chunk.values is not None
-        return norms_shown(chunk.values) if by == "norm" else row_norms(chunk.values, "abs")
+        return row_norms(chunk.values, "l2" if by == "norm" else "abs")
 
     return Ranking(by, columns_of, numbers)
 

@@ -86,11 +86,11 @@ def writable_dialects() -> tuple[str, ...]:
     return tuple(sorted(name for name, dialect in dialects().items() if dialect.write is not None))
 
 
-def dialect_for(output: str | os.PathLike[str]) -> Dialect:
+def dialect_for(output: str | os.PathLike[str], *, option: str = "--to") -> Dialect:
     """Return the dialect to write to an output that nobody named one for, by its suffix or URL scheme.
 
     Raises:
-        UsageError: the name tells nothing; the message lists the dialects that can be written.
+        UsageError: the name tells nothing; the message names the option, and lists the dialects that can be written.
 
     >>> dialect_for("model.ckpt")
     Traceback (most recent call last):
@@ -104,7 +104,8 @@ def dialect_for(output: str | os.PathLike[str]) -> Dialect:
         name = _BY_SUFFIX.get(Path(text).suffix.lower())
     if name is None:
         raise UsageError(
-            f"writing '{text}': its name does not tell the dialect; say --to one of {', '.join(writable_dialects())}"
+            f"writing '{text}': its name does not tell the dialect; say {option} one of"
+            f" {', '.join(writable_dialects())}"
         )
     return dialect_named(name)
 

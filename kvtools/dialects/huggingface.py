@@ -25,6 +25,7 @@ from kvtools.dialects.dialect import Dialect, Source
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.named_columns import (
     HOLDS_WITH_VARIABLES,
+    WITHOUT_VARIABLES,
     Container,
     column_names,
     column_shapes,
@@ -246,7 +247,7 @@ class Writer(CheckpointWriter):
         """Write a dense variable to a file of its own, until all are known."""
         doing = f"writing dense variable '{schema.name}' as {NAME}"
         self._claim(schema.name, doing)
-        check_dtype(schema.dtype, f"{doing}: it")
+        check_dtype(schema.dtype, f"{doing}: it", WITHOUT_VARIABLES)
         path, at = self._folder / f"{len(self._variables)}.variable", 0
         with path.open("xb") as file:
             for chunk in chunks:

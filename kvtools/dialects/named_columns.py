@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from kvtools.dialects.bundle.checksum import extend
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.column import Column
 from kvtools.dialects.column_table import ColumnTable, Part
@@ -41,6 +42,7 @@ from kvtools.dialects.table_record import (
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 
 FORMAT = 1
+_CHECKSUM = "checksum"
 
 HOLDS = Holds(
     key_dtypes=KEY_DTYPES,
@@ -52,6 +54,8 @@ HOLDS = Holds(
     metadata=None,
 )
 """What tables of named columns hold: everything, in one part."""
+WITHOUT_VARIABLES = "write hdf5, or the tables alone, `kvtools migrate SRC DST --table '*'`"
+"""What to do about a dense variable of a type that a format has not."""
 HOLDS_WITH_VARIABLES = dataclasses.replace(HOLDS, variables=True)
 """The same where other arrays stand beside them."""
 
@@ -161,22 +165,39 @@ def describe_tables(
     names: Callable[[TableSchema], Mapping[str, str | None]] = column_names,
     **others: Any,
 ) -> str:
-    """Return the description of all tables, and what else the container wants to say, in ASCII.
+    """Return the description of all tables, and what else the container wants to say, in ASCII; `checksum` is that of
+    all of it.
 
     `names` says what a table's columns are called; keys that are called None are the row numbers.
     """
     tables = [{**json.loads(table_json(schema)), "columns": names(schema)} for schema in schemas]
-    return json.dumps({"format": FORMAT, "tables": tables, **others}, separators=(",", ":"))
+    description = {"format": FORMAT, "tables": tables, **others}
+    return _compact({**description, _CHECKSUM: _checksum(description)})
+
+
+def _compact(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":"))
+
+
+def _checksum(description: Mapping[str, Any]) -> str:
+    """Return the CRC-32C of a description without its checksum, eight hexadecimal digits."""
+    return f"{extend(0, _compact(description).encode()):08x}"
 
 
 def read_description(text: str | bytes, doing: str) -> dict[str, Any]:
-    """Return what `describe_tables` wrote.
+    """Return what `describe_tables` wrote; what was written before it had a checksum is taken as it is.
 
     Raises:
         BadInputError: a format of a later kvtools.
-        CorruptFileError: it is no such description.
+        CorruptFileError: it is no such description, or not as it was written.
     """
     description = json_object(text, doing)
+    told = description.pop(_CHECKSUM, None)
+    if told is not None and told != _checksum(description):
+        raise CorruptFileError(
+            f"{doing}: the checksum of its description is {_checksum(description)}, expected {json.dumps(told)[:20]}:"
+            " it is damaged, copy the file again"
+        )
     number, tables = description.get("format"), description.get("tables")
     if is_count(number) and number > FORMAT:
         raise BadInputError(f"{doing}: got format {number}, expected at most {FORMAT}; update kvtools")

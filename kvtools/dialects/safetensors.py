@@ -316,12 +316,10 @@ class Writer(CheckpointWriter):
         )
 
 
-def check_dtype(dtype: str, what: str) -> None:
-    """Raise `BadInputError` for a type that the format has not; `what` begins the message."""
+def check_dtype(dtype: str, what: str, advice: str = "leave it out, or write another dialect") -> None:
+    """Raise `BadInputError` for a type that the format has not; `what` begins the message, `advice` ends it."""
     if dtype not in _CODES:
-        raise BadInputError(
-            f"{what} is {dtype}, expected one of {', '.join(_CODES)}; leave it out, or write another dialect"
-        )
+        raise BadInputError(f"{what} is {dtype}, expected one of {', '.join(_CODES)}; {advice}")
 
 
 def placed(shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[dict[str, Tensor], int]:

@@ -28,6 +28,7 @@ from kvtools.dialects.grid_column import GridColumn
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.named_columns import (
     HOLDS_WITH_VARIABLES,
+    WITHOUT_VARIABLES,
     Container,
     column_names,
     column_shapes,
@@ -442,8 +443,7 @@ class Writer(CheckpointWriter):
         doing = f"writing dense variable '{schema.name}' as {NAME}"
         if schema.dtype not in _STORAGE_OF and schema.dtype not in _WITHOUT_STORAGE:
             raise BadInputError(
-                f"{doing}: it is {schema.dtype}, expected one of {', '.join(_STORAGE_OF)}; write hdf5, or a dialect"
-                " without dense variables"
+                f"{doing}: it is {schema.dtype}, expected one of {', '.join(_STORAGE_OF)}; {WITHOUT_VARIABLES}"
             )
         member = self._begin(schema.name, schema.dtype, schema.shape, doing)
         at, crc = member.data, 0

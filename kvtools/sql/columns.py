@@ -4,7 +4,7 @@
     value     FLOAT[dim], or whatever the table's type is; float16 and bfloat16 are FLOAT
     Adam.m    a column for each optimizer slot, FLOAT[width]
     freq, version   BIGINT, where the table has them; UBIGINT where the table's are uint64
-    norm      the Euclidean norm of `value`, FLOAT (DOUBLE of float64 values), computed as it is asked for
+    norm      the Euclidean norm of `value`, DOUBLE, computed as it is asked for
     part      the number of the part that a row lies in, from 0
 
 DuckDB does not tell upper from lower case in names; a slot whose name is taken so is `slot_<name>`, or numbered.
@@ -22,7 +22,7 @@ import numpy as np
 from kvtools.dialects.arrow_columns import arrow_numbers, import_pyarrow, widened
 from kvtools.dialects.chunk import Array, Chunk, Columns
 from kvtools.dialects.schema import TableSchema
-from kvtools.row_norms import norms_shown
+from kvtools.row_norms import row_norms
 
 MOST_FIXED = 100_000
 """The widest array that DuckDB has; wider rows are lists."""
@@ -61,7 +61,7 @@ def query_columns(schema: TableSchema) -> tuple[QueryColumn, ...]:
         last.append(QueryColumn("freq", "freq", _counter(schema.freq_dtype)))
     if schema.version_dtype:
         last.append(QueryColumn("version", "version", _counter(schema.version_dtype)))
-    last.append(QueryColumn("norm", "norm", "float64" if schema.value_dtype == "float64" else "float32"))
+    last.append(QueryColumn("norm", "norm", "float64"))
     last.append(QueryColumn("part", "part", "int32"))
     names = slot_names([slot.name for slot in schema.slots])
     slots = [
@@ -200,7 +200,7 @@ def column_numbers(chunk: Chunk, column: QueryColumn) -> Array:
     if column.kind == "part":
         return chunk.part_numbers()
     if column.kind == "norm" and chunk.values is not None:
-        return norms_shown(chunk.values)
+        return row_norms(chunk.values, "l2")
     if column.kind == "slot":
         numbers = chunk.slots.get(column.slot)
     else:

@@ -14,6 +14,7 @@ from kvtools.chain_increment import increment_of, write_member
 from kvtools.cli.main import main
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.migrate import write_tables
 
 from ..kvtools.chain_files import CHAIN, ChainWriter, Rows, dense, row, rows_of, table_of
 
@@ -255,6 +256,20 @@ def test_diff_writes_an_increment(train: Path, tmp_path: Path, capsys: pytest.Ca
     assert written["sequence"] == 2 and written["changes"][0]["changed"] == 0
     assert "expected both or neither" in said(capsys, "diff", train, later, "--output", "delta", status=2)
     assert "expected delta" in said(capsys, "diff", train, later, tmp_path / "y", "--output", "npz", status=2)
+
+
+@pytest.mark.parametrize("out", ["a.ckpt", "b.ckpt", "b.ckpt.index"])
+def test_an_increment_never_replaces_what_it_is_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, keys in (("a.ckpt", {1: row(1), 2: row(2)}), ("b.ckpt", {1: row(3)})):
+        write_tables([table_of(keys)], name, "tfplugin")
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    for options in ([], ["--force"]):
+        assert main(["diff", "a.ckpt", "b.ckpt", out, "--output", "delta", *options]) == 1
+        assert "that is what is read, which would be lost" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_other_commands_take_the_newest_whole_chain(

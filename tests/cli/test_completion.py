@@ -58,6 +58,7 @@ def test_bash_completes_commands_options_values_and_files(script) -> None:
     assert bash("kvtools", "clip", "a", "--color", "a") == ["auto", "always"]
     assert bash("kvtools", "clip", "a", "--min-freq", "") == []
     assert bash("kvtools", "completion", "") == ["bash", "zsh", "fish"]
+    assert bash("kvtools", "man", "cl") == ["clip"]
     Path("my model.ckpt.index").touch()
     assert bash("kvtools", "clip", "my") == ["my model.ckpt.index"]
 
@@ -85,6 +86,7 @@ def test_fish_completes_commands_values_and_tables(script, sample_path: Path) ->
         return [word.split("\t")[0] for word in done.stdout.splitlines()]
 
     assert set(COMMANDS) <= set(fish("kvtools "))
+    assert fish("kvtools man cli") == ["clip"]
     assert fish("kvtools clip a --by ") == ["abs", "freq", "l2", "version"]
     assert fish(f"kvtools clip {sample_path} --table ") == ["ads/emb", "empty_emb", "user_emb"]
 
@@ -94,6 +96,7 @@ def test_zsh_takes_the_script(script) -> None:
     program = "autoload -Uz compinit && compinit -u -D && source ./script && print -r -- $_comps[kvtools]"
     done = subprocess.run(["zsh", "-f", "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("_kvtools\n", "")
+    assert "'1:\\[COMMAND\\]:(dialects inspect " in text
     assert "'*--by[What --top-k and --budget compare" in text and "(freq l2 abs version)'" in text
 
 

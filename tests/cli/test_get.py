@@ -80,6 +80,24 @@ def test_no_two_columns_of_csv_have_one_name(tmp_path: Path, capsys: Capture) ->
     ]
 
 
+def test_slots_called_as_fields_have_the_names_that_sql_gives_them(tmp_path: Path, capsys: Capture) -> None:
+    names = ["value", "slot_value", "norm", "freq", "m", "M"]
+    rows = np.ones((1, 1), np.float32)
+    slots = {name: at * rows for at, name in enumerate(names)}
+    path = str(tmp_path / "a.npz")
+    write_tables([table_from_arrays("t", np.arange(1), rows, slots=slots, freqs=np.array([7]))], path, "npz")
+    assert main(["get", path, "0", "--csv"]) == 0
+    header, numbers = (line.split(",") for line in capsys.readouterr().out.splitlines())
+    shown = dict(zip(header, numbers, strict=True))
+    assert len(shown) == len(header) == 9
+    assert main(["sql", path, "from t", "--csv"]) == 0
+    header, numbers = (line.split(",") for line in capsys.readouterr().out.splitlines())
+    asked = dict(zip(header, numbers, strict=True))
+    assert {name: asked[name] for name in shown} == shown
+    assert main(["get", path, "0", "--csv", "--columns", "norm,slot_norm,slot_value"]) == 0
+    assert capsys.readouterr().out == "key,norm,slot_value.0,slot_slot_value.0,slot_norm.0\n0,1.0,0.0,1.0,2.0\n"
+
+
 def test_csv(sample_path: Path, capsys: Capture) -> None:
     arguments = ["get", str(sample_path), "-7", "--csv", "--columns", "values,freqs,Adam.v"]
     assert main([*arguments, "--table", "ads/emb"]) == 0
@@ -179,11 +197,17 @@ def test_bad_usage(sample_path: Path, capsys: Capture) -> None:
         ["5", "--jsonn"],
         ["5", "--output", "rows.unknown"],
         ["5", "--to", "npz"],
+        ["5", "--force"],
+        ["5", "--dry-run"],
+        ["5", "--output", "rows.csv"],
+        ["5", "--output", "rows.npz", "--csv"],
+        ["5", "--output", "rows.npz", "--columns", "value"],
+        ["5", "--columns", "Adam.x"],
         ["abc"],
         ["1.5"],
     ):
         assert main(["get", path, *arguments]) == 2
-    for arguments in (["5", "--columns", "Adam.x"], ["--keys-file", "gone"], ["5", "--table", "x"]):
+    for arguments in (["--keys-file", "gone"], ["5", "--table", "x"]):
         assert main(["get", path, *arguments]) == 1
     assert "Traceback" not in capsys.readouterr().err
 
@@ -217,3 +241,35 @@ def test_damaged_rows_of_a_snapshot_are_told(
     far = np.flatnonzero(order == 10)[0] + (rows // 2 if np.flatnonzero(order == 10)[0] < rows // 2 else -rows // 2)
     assert main(["get", "a.kvsnap", str(order[far])]) == 0  # of a mebibyte that is sound
     assert main(["inspect", "a.kvsnap", "--keys", "10"]) == 1
+
+
+@pytest.mark.parametrize("line", ["get {} 5 -7 77 {options}", "scan {} --table ads/emb --limit 2 {options}"])
+@pytest.mark.parametrize(("name", "form"), [("rows.csv", "--csv"), ("rows.jsonl", "--json-lines")])
+def test_lines_in_a_file_are_those_that_are_printed(
+    sample_path: Path, tmp_path: Path, capsys: Capture, line: str, name: str, form: str
+) -> None:
+    more = ["--table", "ads/emb", "--columns", "freq,norm,Adam.v"]
+    assert main([*line.format(sample_path, options=form).split(), *more]) == 0
+    printed = capsys.readouterr().out
+    written = [*line.format(sample_path, options="--output").split(), str(tmp_path / name), *more]
+    assert main([*written, "--dry-run"]) == 0
+    assert capsys.readouterr().out == f"would write 2 rows to {tmp_path / name}\n"
+    assert not (tmp_path / name).exists()
+    assert main([*written, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told.pop("missing", [77]) == [77]
+    assert told == {"output": str(tmp_path / name), "rows": 2, "dry_run": False}
+    assert (tmp_path / name).read_text() == printed
+    assert main(written) == 1
+
+
+def test_what_is_written_is_told_as_json(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = str(tmp_path / "rows.npz")
+    assert main(["get", str(sample_path), "5", "77", "--table", "ads/emb", "--output", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "output": out,
+        "dialect": "npz",
+        "rows": 1,
+        "dry_run": False,
+        "missing": [77],
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,76 @@ def test_force_replaces_nothing_that_a_page_or_a_policy_is_made_of(
         ran = command_line([*line.format(read).split(), "--force"])
         assert (ran.status, "that is what is read, which would be lost; name another place" in ran.err) == (1, True)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "get {0} 5 --output {1}",
+        "get {0} --where key>0 --output {1}",
+        "scan {0} --output {1}",
+        "top {0} --by norm --output {1}",
+        "sql {0} 'from user_emb' --output {1}",
+        "sql --attach a={0} 'from a.user_emb' --output {1}",
+    ],
+)
+@pytest.mark.parametrize("options", ["--force", "--force --dry-run"])
+def test_some_rows_never_replace_the_tables_that_they_are_of(
+    line: str,
+    options: str,
+    sample: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command_line: Callable[..., Any],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for out in ("folder", "one.parquet"):
+        made = command_line(["migrate", str(sample), out, "--to", "parquet", "--table", "user_emb"])
+        assert made.status == 0, made.err
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    (inside,) = (file for file in before if file.parent.name == "user_emb")
+    for read, written in (
+        ("one.parquet", "one.parquet"),
+        ("folder", inside),
+        ("folder", "folder/new.parquet"),
+        ("one.parquet", "./folder/../one.parquet"),
+    ):
+        ran = command_line([*shlex.split(line.format(read, written)), *options.split()])
+        assert (ran.status, "which is read" in ran.err or "that is what is read" in ran.err) == (1, True), ran.err
+    if not line.startswith("sql"):
+        to = "--output-dialect" if line.startswith("scan") else "--to"
+        for read, written, dialect in (
+            (sample, sample, "tfplugin"),
+            (sample, f"{sample}.index", "tfplugin"),
+            (inside, "folder", "parquet"),
+        ):
+            ran = command_line([*shlex.split(line.format(read, written)), *options.split(), to, dialect])
+            assert (ran.status, "read; name" in ran.err or "what is read" in ran.err) == (1, True), ran.err
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_rows_never_replace_what_says_which_they_are(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: Callable[..., Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("keys.csv").write_text("5\n")
+    Path("query.csv").write_text("from user_emb")
+    for line in ("get {} --keys-file keys.csv --output keys.csv", "sql {} --file query.csv --output query.csv"):
+        ran = command_line([*line.format(sample).split(), "--force"])
+        assert (ran.status, "that is what is read, which would be lost" in ran.err) == (1, True), ran.err
+    assert Path("keys.csv").read_text() == "5\n"
+
+
+@pytest.mark.parametrize("option", ["--force", "--dry-run"])
+@pytest.mark.parametrize(
+    "line", ["get {} 5", "scan {}", "top {}", "sql {} 'select 1'", "advise {}", "diff {} {}", "simulate p.toml {}"]
+)
+def test_options_of_an_output_that_is_not_asked_for(
+    line: str, option: str, sample: Path, command_line: Callable[..., Any]
+) -> None:
+    ran = command_line([*shlex.split(line.format(sample, sample)), option])
+    assert (ran.status, f"got {option} without --" in ran.err) == (2, True), ran.err
+    assert "nothing is written" in ran.err
 
 
 def test_a_dry_run_of_clip_tells_what_its_output_would_lack(

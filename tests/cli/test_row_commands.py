@@ -113,6 +113,8 @@ def test_top_in_other_forms(path: str, tables: dict[str, ArrayTable], tmp_path: 
     assert open_checkpoint(tmp_path / "top.npz").table("deep/user").all_keys().tolist() == [
         int(x["key"]) for x in lines
     ]
+    assert run(path, "top --table wide --by key -n 1 --csv --columns part") == 0
+    assert capsys.readouterr().out.splitlines()[-2] == "key,part", "which has been there already"
     for none, how in (("top --limit 0", ""), ("top --where 'norm < 0'", " that meets --where")):
         assert run(path, none) == 3
         said = capsys.readouterr().err.splitlines()[-1]
@@ -158,6 +160,8 @@ def test_scan_into_a_file(
         keys = tables[name].all_keys()
         inside = keys[keys >= 0]
         assert written.table(name).all_keys().tolist() == (np.sort(inside) if order == "key" else inside).tolist()
+    assert run(path, f"scan --output {tmp_path}/none.any") == 2
+    assert "say --output-dialect one of" in capsys.readouterr().err
     assert run(path, f"scan --from 1000 --output {tmp_path}/none.npz") == 3
     assert {one.rows for one in open_checkpoint(tmp_path / "none.npz").tables.values()} == {0}
 

@@ -40,6 +40,16 @@ def test_quiet_commands_that_write_or_check_say_nothing(quiet: str, place: int |
     assert Path("out.ckpt.index").exists() and Path("rows.npz").exists()
 
 
+def test_quiet_tells_what_is_left_out(capsys: Capture) -> None:
+    line = ["migrate", "sample", "out", "--to", "tfra_files"]
+    assert main(line) == 0
+    lost = [one for one in capsys.readouterr().out.splitlines() if one.startswith("left out: ")]
+    assert main([*line, "-q", "--force"]) == 0
+    assert lost and capsys.readouterr() == ("", "".join(f"kvtools: {one}\n" for one in lost))
+    assert main([*line, "-q", "--force", "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("would be left out: ") == len(lost)
+
+
 def test_quiet_on_a_terminal_says_nothing_either(command_line) -> None:
     ran = command_line(["clip", "sample", "out.ckpt", "--max-abs", "0", "-q"], 60)
     assert (ran.status, ran.out, ran.err) == (0, "", "")

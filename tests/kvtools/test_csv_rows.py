@@ -77,8 +77,8 @@ def test_columns_side_by_side_in_many_blocks(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_rows_and_names() -> None:
     assert list(csv_lines([np.empty(0, np.int64), np.empty((0, 4), np.float32)])) == []
-    names = ["key", 'a "b"', "c,d", "ü"]
-    assert next(csv.reader(io.StringIO(csv_header(names)))) == names
+    names = ["key", 'a "b"', "c,d", "ü", "two\nlines", "a\rb"]
+    assert next(csv.reader(io.StringIO(csv_header(names), newline=""))) == names
 
 
 def test_what_cannot_be_written() -> None:

@@ -406,6 +406,18 @@ def test_versions_that_count_other_things_differ() -> None:
     assert unsaid.same and unsaid.schema == ("versions count: unknown -> days",)
 
 
+@pytest.mark.parametrize("to", ["deeprec", "tfplus"])
+def test_counters_that_a_dialect_has_always_are_no_difference_of_tables_without_rows(tmp_path: Path, to: str) -> None:
+    more: dict[str, Any] = {"freqs": np.arange(0), "versions": np.arange(0), "version_unit": "seconds"}
+    for number, counters in enumerate(({}, more if to == "deeprec" else {"freqs": more["freqs"]})):
+        table = table_from_arrays("emb", np.arange(0), np.ones((0, 2), np.float32), **counters)
+        write_tables([table], tmp_path / f"{number}", to)
+        found = compare_tables(table, open_checkpoint(tmp_path / f"{number}").table("emb"))
+        assert found.same and not found.only_in_b
+    counted = table_from_arrays("emb", KEYS, np.ones((7, 2)), freqs=np.ones(7, np.int64))
+    assert compare_tables(counted, table_from_arrays("emb", KEYS, np.ones((7, 2)))).only_in_a == ("freqs",)
+
+
 def test_what_training_makes_of_tables_is_told(tmp_path: Path) -> None:
     def written(name: str, start: float, **policies: object) -> Checkpoint:
         metadata = {"initializer": {"kind": "constant", "a": start}}

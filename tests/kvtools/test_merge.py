@@ -16,10 +16,12 @@ from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.schema import VariableSchema
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UnknownTableError, UsageError
 from kvtools.merge import merge, merge_tables
 from kvtools.migrate import write_tables
+from kvtools.string_hash import string_keys
 
 SLOTS = ("m", "v")
 
@@ -253,6 +255,67 @@ def test_checkpoints(sample_path: Path, tmp_path: Path) -> None:
     # A table that is not merged is the last checkpoint's.
     merge([source, other], tmp_path / "c", tables=["ads/emb"])
     assert open_checkpoint(tmp_path / "c").table("user_emb").rows == 2
+
+
+def with_variables(path: Path, key: int, **variables: Any) -> Checkpoint:
+    arrays = {name: np.asarray(array) for name, array in variables.items()}
+    return Checkpoint(
+        path,
+        "tfplugin",
+        {name: ArrayTable(name, np.array([key]), np.ones((1, 2), np.float32)) for name in ("emb", "other")},
+        tuple(
+            VariableSchema(name, "string" if array.dtype == object else array.dtype.name, array.shape, array.nbytes)
+            for name, array in arrays.items()
+        ),
+        lambda name: iter([arrays[name]]),
+    )
+
+
+def test_dense_variables_that_differ_are_told(tmp_path: Path) -> None:
+    a = with_variables(tmp_path / "a", 1, step=np.int64(1), w=np.ones(3), same=np.zeros(2), alone=np.ones(1))
+    b = with_variables(tmp_path / "b", 2, step=np.int64(2), w=np.ones(4), same=np.zeros(2))
+    account, _ = merge([a, b], tmp_path / "last")
+    assert account.losses == (
+        f"what '{tmp_path}/a' has of 2 dense variables, 'step', 'w': that of '{tmp_path}/b' differs, and was taken",
+    )
+    assert not account.lossless and open_checkpoint(tmp_path / "last").variables[3].shape == (4,)
+    account, _ = merge([a, b], tmp_path / "first", on_conflict="first")
+    assert account.losses[0].startswith(f"what '{tmp_path}/b' has of 2 dense variables")
+    account, _ = merge([a, dataclasses.replace(b, variables=a.variables[2:3])], tmp_path / "same")
+    assert account.lossless
+
+
+def test_a_table_that_is_not_merged_is_told(tmp_path: Path) -> None:
+    account, _ = merge(
+        [with_variables(tmp_path / "a", 1), with_variables(tmp_path / "b", 2)], tmp_path / "c", tables=["emb"]
+    )
+    assert {table.name: table.losses for table in account.tables} == {
+        "emb": (),
+        "other": (f"the rows of '{tmp_path}/a': the table is not merged, that of '{tmp_path}/b' was taken",),
+    }
+
+
+def test_strings_of_hashed_keys_are_joined_and_those_of_no_hashes_are_not(tmp_path: Path) -> None:
+    words = [[b"red", b"wine"], [b"wine", b"white"]]
+    a, b = (
+        with_variables(
+            tmp_path / name,
+            at,
+            **{"names-keys": string_keys(words[at]), "names-values": np.array(words[at], object)},
+            **{"ids-keys": np.arange(2), "ids-values": np.array(words[at], object)},
+        )
+        for at, name in enumerate("ab")
+    )
+    account, _ = merge([a, b], tmp_path / "c")
+    assert account.losses == (
+        f"what '{tmp_path}/a' has of the dense variable 'ids-values': that of '{tmp_path}/b' differs, and was taken",
+    )
+    whole = open_checkpoint(tmp_path / "c")
+    read = {variable.name: next(whole.read_variable(variable.name)) for variable in whole.variables}
+    assert read["ids-values"].tolist() == words[1]
+    assert dict(zip(read["names-keys"].tolist(), read["names-values"].tolist(), strict=True)) == {
+        int(string_keys([word])[0]): word for word in (b"red", b"wine", b"white")
+    }
 
 
 def test_tables_of_one_checkpoint_into_one(tmp_path: Path) -> None:

@@ -292,6 +292,19 @@ class TestHostileHeaders:
         with pytest.raises(CorruptFileError, match=r"a\.safetensors"):
             open_checkpoint(file_of(tmp_path / "a.safetensors", {"__metadata__": {"kvtools": description}}))
 
+    @pytest.mark.parametrize("dialect", ["safetensors", "huggingface"])
+    def test_a_byte_of_the_description_that_changed(self, tmp_path: Path, dialect: str) -> None:
+        initializer = {"kind": "constant", "a": 0.12345, "b": 1e-08, "c": float("inf"), "name": '\u00e9\ud800"'}
+        table = ArrayTable("emb", np.arange(3), np.ones((3, 2), np.float32), metadata={"initializer": initializer})
+        write_tables([table], tmp_path / "a", dialect)
+        assert open_checkpoint(tmp_path / "a").table("emb").schema.metadata["initializer"] == initializer
+        file = tmp_path / "a" if dialect == "safetensors" else tmp_path / "a" / "model.safetensors.index.json"
+        written = file.read_bytes()
+        assert written.count(b"0.12345") == 1
+        file.write_bytes(written.replace(b"0.12345", b"0.12344"))
+        with pytest.raises(CorruptFileError, match="the checksum of its description is"):
+            open_checkpoint(tmp_path / "a")
+
     @pytest.mark.parametrize("checksums", [[], {"a": 1}, {"a": "xyz"}, {"a": None}, "x"])
     def test_senseless_checksums(self, tmp_path: Path, checksums: Any) -> None:
         text = json.dumps({"format": 1, "tables": [], "crc32c": checksums})

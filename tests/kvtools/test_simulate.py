@@ -217,6 +217,14 @@ def test_lists_nulls_and_two_columns_of_a_table(tmp_path: Path) -> None:
     assert (table.lookups, table.keys, table.rows, table.hits) == (7, 4, 4, 1)
 
 
+def test_labels_that_are_taken_for_times_are_told(tmp_path: Path) -> None:
+    path = write_log(tmp_path / "log.parquet", a=list(range(6)), clicked=[0, 1, 0, 0, 1, 0], day=[0, 1, 2, 3, 4, 5])
+    policy = policy_of(a={"expire-after": "30d"})
+    notes = simulate(policy, open_log(path, time_column="clicked"), batch_size=2).notes
+    assert "column 'clicked' of the log has no time but 0 and 1: is it one of labels" in " ".join(notes)
+    assert "labels" not in " ".join(simulate(policy, open_log(path, time_column="day")).notes)
+
+
 def test_a_log_of_lookups(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.parquet", table=["a", "b", "a", "c", "a"], key=[1, 1, 2, 5, 1])
     run = simulate(policy_of(a={"max-capacity": 9}, b={"max-capacity": 9}), open_log(log), batch_size=2)

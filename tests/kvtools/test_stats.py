@@ -148,6 +148,22 @@ def test_numbers_at_the_ends_of_the_range(dtype: str) -> None:
     assert column.l2.below(1e-8) == 2
 
 
+def test_moments_of_numbers_whose_sums_and_squares_overflow() -> None:
+    values = np.array([[1e308, -1e308], [1e308, 1e308], [1.5e308, 0]])
+    column, merged = ColumnStats(), ColumnStats()
+    with np.errstate(all="raise", under="ignore"):
+        column.add(values)
+        for row in values:
+            other = ColumnStats()
+            other.add(row[None])
+            merged.merge(other)
+    for some in (column, merged):
+        assert some.mean == pytest.approx((values / 10).mean() * 10)
+        assert some.std == pytest.approx((values / 1e200).std() * 1e200)
+        assert float(some.abs.total / 3) == pytest.approx(np.abs(values / 10).max(axis=1).mean() * 10)
+        assert float(some.l2.total / 3) == pytest.approx(np.linalg.norm(values / 1e300, axis=1).mean() * 1e300)
+
+
 def test_moments_of_numbers_far_from_zero() -> None:
     """The difference of two large sums would have nothing left of a small deviation."""
     values = (1000 + 1e-3 * np.random.default_rng(0).normal(size=(5000, 16))).astype(np.float32)

@@ -58,7 +58,7 @@ def test_it_is_what_sorting_gives(by: str, rows: int, limit: int, ascending: boo
     numbers = {
         "freq": table.to_numpy().freqs,
         "version": table.to_numpy().versions,
-        "norm": np.sqrt((wide * wide).sum(axis=1)).astype(np.float32),
+        "norm": np.sqrt((wide * wide).sum(axis=1)),
         "value-abs": np.abs(wide).max(axis=1, initial=0).astype(np.float32),
     }[by]
     found = top_rows(table, by, limit, ascending=ascending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from s3_proxy import Answer, Request, refusal
 
 import kvtools
 from kvtools.array_table import ArrayTable
+from kvtools.cli.main import main
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, KvtoolsError, OutputError
 from kvtools.migrate import write_tables
@@ -277,3 +279,17 @@ def test_a_source_is_not_replaced_by_its_export(memory: Any) -> None:
         export_saved_model(kvtools.open(f"{place}/m.ckpt"), f"{place}/m.ckpt", force=True)
     export_saved_model(kvtools.open(f"{place}/m.ckpt"), f"{place}/served")
     assert value_of(f"{place}/served") == 1
+
+
+def test_rows_as_lines_of_text_and_never_over_what_they_are_of(
+    bucket: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = f"{bucket.url}/in.npz"
+    write_tables([table(1)], source, "npz")
+    assert main(["get", source, "3", "--output", f"{bucket.url}/rows.csv", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output"] == f"{bucket.url}/rows.csv"
+    key = bucket.client.get_object(Bucket=bucket.name, Key="rows.csv")["Body"].read()
+    assert key == b"key,value.0,value.1,value.2,value.3\n3,1.0,1.0,1.0,1.0\n"
+    assert main(["get", source, "3", "--output", source, "--force"]) == 1
+    assert f"writing '{source}': that is what is read" in capsys.readouterr().err
+    assert value_of(source) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -302,13 +303,24 @@ def test_rows_of_string_keys_that_are_restored_without_their_strings(tmp_path):
         table = de.Variable(key_dtype=tf.string, dim=2, name=NAME)
         table.upsert(keys, [[1.0, 2.0], [3.0, 4.0]])
         tf.train.Checkpoint(v=table).write(str(tmp_path / name))
-    merge([kvtools.open(tmp_path / "first"), kvtools.open(tmp_path / "last")], tmp_path / "merged")
+    first, last = kvtools.open(tmp_path / "first"), kvtools.open(tmp_path / "last")
+    account, _ = merge([first, last], tmp_path / "whole")
+    assert account.lossless
+    again = de.Variable(key_dtype=tf.string, dim=2, name=NAME)
+    tf.train.Checkpoint(v=again).read(str(tmp_path / "whole")).assert_consumed()
+    keys, rows = again.export()
+    assert dict(zip(keys.numpy(), rows.numpy().tolist(), strict=True)) == {
+        b"": [1.0, 2.0],
+        b"a": [3.0, 4.0],
+        b"b": [3.0, 4.0],
+    }
+    merge([first, dataclasses.replace(last, variables=())], tmp_path / "merged")
     again = de.Variable(key_dtype=tf.string, dim=2, name=NAME)
     tf.train.Checkpoint(v=again).read(str(tmp_path / "merged")).assert_consumed()
     assert again.lookup(["a", "b"]).numpy().tolist() == [[3.0, 4.0], [3.0, 4.0]]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"'scope/emb': rows whose strings are not known.*merge"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"'scope/emb': rows whose strings are not known.*split"):
         again.export()
-    again.upsert(["a"], [[5.0, 6.0]])  # and is known again
+    again.upsert(["b"], [[5.0, 6.0]])  # and is known again
     assert sorted(again.export()[0].numpy()) == [b"", b"a", b"b"]
 
 

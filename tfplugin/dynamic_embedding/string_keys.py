@@ -57,9 +57,8 @@ class KeyNames(trackable.Trackable):
             tf.logical_not(tf.reduce_any(unknown)),
             [
                 f"Dynamic embedding variable '{self._name}': rows whose strings are not known, as the checkpoint that "
-                "they were restored from lacks them: `kvtools merge` takes the strings of one checkpoint, as it does "
-                "dense variables, and `kvtools split` writes none. The rows are found by their strings all the same. "
-                "Hashes:",
+                "they were restored from lacks them: `kvtools split` writes none. The rows are found by their strings "
+                "all the same. Hashes:",
                 tf.boolean_mask(ids, unknown),
             ],
         )
