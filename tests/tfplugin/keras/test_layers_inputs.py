@@ -456,7 +456,7 @@ def test_floats_for_integer_inputs_that_are_ids_are_an_error(both_kerases, layer
 
 
 def test_a_column_that_a_model_has_no_input_for_does_not_move_those_behind_it(both_kerases, layers):
-    """Keras 3 takes a dictionary in the order of its names, and so `item` for `user` where there is `hour` before both."""
+    """Keras 3 takes them in the order of their names, and so `item` for `user` where there is `hour` before both."""
     names = ("item", "user")
     ids = {name: both_kerases.Input((), dtype="int64", name=name) for name in names}
     rows = [layers.Embedding(DIM, name=f"{name}s")(ids[name]) for name in names]
