@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -445,7 +446,8 @@ def merge(
         dataclasses.replace(table, losses=(*left_out.get(reader.schema.name, ()), *table.losses, *cut_freqs(reader)))
         for table, reader in zip(written.tables, result, strict=True)
     )
-    return dataclasses.replace(written, tables=told), merged
+    notes = (*written.notes, *_shared_variables(checkpoints, on_conflict))
+    return dataclasses.replace(written, tables=told, notes=notes), merged
 
 
 def cut_freqs(table: TableReader) -> tuple[str, ...]:
@@ -539,6 +541,16 @@ def _beside(preferred: Sequence[Checkpoint], graph: Checkpoint | None) -> Checkp
         read_variable=lambda name: readers[name].read_variable(name),
         bookkeeping=() if graph is None else graph.bookkeeping,
     )
+
+
+def _shared_variables(checkpoints: Sequence[Checkpoint], on_conflict: OnConflict) -> tuple[str, ...]:
+    """Say whose dense variables were taken of those that several have, where rows go by another rule."""
+    there = Counter(variable.name for checkpoint in checkpoints for variable in checkpoint.variables)
+    shared = sum(number > 1 for number in there.values())
+    if not shared or on_conflict in ("first", "last"):
+        return ()
+    which = f"{shared:,} dense variables are" if shared > 1 else "1 dense variable is"
+    return (f"{which} in several checkpoints: the last one's was taken, as --on-conflict {on_conflict} is of rows",)
 
 
 def _keys(joined: JoinedTable, progress: Progress | None) -> Iterator[Array]:

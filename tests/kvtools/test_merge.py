@@ -255,6 +255,18 @@ def test_checkpoints(sample_path: Path, tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "c").table("user_emb").rows == 2
 
 
+@pytest.mark.parametrize("on_conflict, told", [("mean", True), ("error", True), ("last", False), ("first", False)])
+def test_it_is_told_whose_dense_variables_were_taken_where_rows_go_by_another_rule(
+    sample_path: Path, tmp_path: Path, on_conflict: Any, told: bool
+) -> None:
+    source = open_checkpoint(sample_path)
+    without = dataclasses.replace(source, tables={})
+    account, _ = merge([source, without], tmp_path / "b", on_conflict=on_conflict)
+    said = f"2 dense variables are in several checkpoints: the last one's was taken, as --on-conflict {on_conflict} is"
+    assert any(note.startswith(said) for note in account.notes) == told
+    assert account.lossless
+
+
 def test_tables_of_one_checkpoint_into_one(tmp_path: Path) -> None:
     old, new = make(0, 1, keys=[1, 2]), make(0, 2, keys=[2, 3])
     old.schema = dataclasses.replace(old.schema, name="old")
