@@ -117,7 +117,8 @@ class IdLog:
             )
         if kind in ("string", "large_string", "string_view", "binary", "large_binary"):
             return (
-                f"column '{name}' holds {kind}s, and ids are whole numbers; write the keys that training makes of them"
+                f"column '{name}' holds {kind}s, and ids are whole numbers; write the keys that training makes of them:"
+                " kvtools.string_keys(column) gives those of strings"
             )
         return f"column '{name}' holds {kind}, expected whole numbers, or lists of them"
 

@@ -94,7 +94,7 @@ def _keys_of_arguments(words: Sequence[str]) -> Array:
     try:
         return keys_of_words(words, "the arguments")
     except BadInputError as error:
-        hint = "; the key of a string: kvtools hash STRING" if any(map(str.isalpha, words)) else ""
+        hint = "; the key of a string: kvtools hash STRING" if any(map(str.isalpha, "".join(words))) else ""
         raise UsageError(f"{error}{hint}") from None
 
 

@@ -19,7 +19,7 @@ from tensorflow.python.saved_model import save_context
 
 from tfplugin import ranks, session_model
 from tfplugin.keras_inputs import first_holder, given_as
-from tfplugin.keras_models import held_by
+from tfplugin.keras_models import held_by, signatures_are_named
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import put_together
 
@@ -272,7 +272,11 @@ def _save(model: Any, folder: Path, signatures: Any, inputs: Any, outputs: Any, 
             )
         tf.saved_model.save(_holding_captures(model), str(folder), signatures={_DEFAULT: model})
     elif isinstance(model, tf.__internal__.tracking.Trackable):
-        tf.saved_model.save(model, str(folder), signatures=signatures)
+        token = signatures_are_named.set(signatures is not None)
+        try:
+            tf.saved_model.save(model, str(folder), signatures=signatures)
+        finally:
+            signatures_are_named.reset(token)
     else:
         raise TypeError(
             f"export_saved_model takes a Keras model, a tf.Module, a tf.function or a session of TensorFlow 1, got "

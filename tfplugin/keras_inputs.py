@@ -7,13 +7,16 @@ ids leads to a table, and not of other inputs.
 
 Keras 3 also makes a dense tensor of sparse ids for an input that is dense, with zeros or empty strings between them,
 which would be ids, too. Layers of ours get them sparse, as those of tf_keras do.
+
+And it takes the values of a dictionary in the order of their names, so that one column more than there are inputs has
+each input behind it get the ids of another. They go by their names here, as in tf_keras.
 """
 
 from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -189,6 +192,19 @@ def _convert(original: Callable[..., Any], model: Any, flat_inputs: Any) -> Any:
     return [sparse.get(place, value) for place, value in enumerate(original(model, dense if sparse else flat_inputs))]
 
 
+def _standardize(original: Callable[..., Any], model: Any, inputs: Any) -> Any:
+    """``_standardize_inputs`` of Keras 3."""
+    tables = (held_by(layer, lambda value: is_table(value) or is_shard(value)) for layer in model._flatten_layers())
+    return original(model, _by_name(inputs, model._inputs_struct) if any(tables) else inputs)
+
+
+def _by_name(inputs: Any, structure: Any) -> Any:
+    """What a model is called on without the values of dictionaries that it has no inputs for."""
+    if isinstance(inputs, Mapping) and isinstance(structure, dict) and inputs.keys() >= structure.keys():
+        return {name: _by_name(inputs[name], below) for name, below in structure.items()}
+    return inputs
+
+
 def _input_dtype(getter: Callable[[Any], Any], model: Any) -> Any:
     """``input_dtype`` of a `Sequential` of Keras 3, to which its call casts floats before anybody sees them.
 
@@ -217,6 +233,8 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
     else:
         module = importlib.import_module(f"{keras.Model.__module__.rpartition('.')[0]}.functional")
         owner, method, replacement = module.Functional, "_convert_inputs_to_tensors", _convert
+        if defining_class(owner, "_standardize_inputs") is not None:
+            yield wrap_method(defining_class(owner, "_standardize_inputs"), "_standardize_inputs", _standardize)
         if "input_dtype" in vars(keras.Sequential):
             yield wrap_property(keras.Sequential, "input_dtype", _input_dtype)
     defined_in = defining_class(owner, method)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections.abc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -22,13 +23,16 @@ from tfplugin import step_record
 from tfplugin.keras_hooks import KerasHooks
 from tfplugin.partitioned_kv_variable import put_together
 from tfplugin.training_mode import inference_mode
-from tfplugin.wrapped_method import defining_class, wrap_method, wrap_setter
+from tfplugin.wrapped_method import defining_class, wrap_method, wrap_property, wrap_setter
 
 #: What of a model infers, and does not train.
 INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
 
 #: The parts of tables that the steps of a model have looked up, by their ids, each with the name of the table.
 _looked_up: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any], str]]] = weakref.WeakKeyDictionary()
+
+#: Whether what is being saved has signatures that somebody named, and needs none by default.
+signatures_are_named: ContextVar[bool] = ContextVar("signatures_are_named", default=False)
 
 
 # ---- The tables of a model -------------------------------------------------------------------------------------------
@@ -194,6 +198,11 @@ def _children(original: Callable[..., Any], layer: Any, save_type: str = "checkp
     return children
 
 
+def _default_signature(getter: Callable[[Any], Any], layer: Any) -> Any:
+    """``_default_save_signature`` of Keras 3, which takes the inputs of a model of a class of one's own for floats."""
+    return None if signatures_are_named.get() else getter(layer)
+
+
 # ---- SavedModels of Keras: `export` and `ExportArchive` --------------------------------------------------------------
 
 
@@ -270,6 +279,9 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
         owner = defining_class(keras.layers.Layer, "_trackable_children")
         if owner is not None and owner.__module__.startswith("keras."):
             yield wrap_method(owner, "_trackable_children", _children)
+        owner = defining_class(keras.layers.Layer, "_default_save_signature")
+        if owner is not None:
+            yield wrap_property(owner, "_default_save_signature", _default_signature)
     reloaded = getattr(keras.layers, "TFSMLayer", None)
     if reloaded is not None:
         yield wrap_method(reloaded, "_add_existing_weight", _hold)

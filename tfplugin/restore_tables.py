@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from kvtools.chain import newest_chain
 from kvtools.chain_place import chain_at, is_chain
+from kvtools.dialects.location import refuse_keras_archive
 from tfplugin import slot_binding
 from tfplugin.named_tables import name_of, names_there, newest_in, no_such, whole_of
 from tfplugin.row_counts import row_count
@@ -40,6 +42,7 @@ def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None
 
     Raises:
       ValueError: no table of that name; the nearest are named.
+      kvtools.errors.BadInputError: a file of Keras, which says how to get at the checkpoint in it.
       kvtools.chain.ChainError: a member of the chain is missing, or another one; nothing was restored.
       tf.errors.InvalidArgumentError: rows of another width or type.
       tf.errors.DataLossError: the checkpoint is damaged. The table is as it was.
@@ -81,6 +84,7 @@ def _members_of(path: str) -> list[str]:
 
 def _tables_of(path: str) -> dict[str, tuple[str, str]]:
     """What the tensors of each table begin with, and what stands before the number of a part, by each of its names."""
+    refuse_keras_archive(Path(path))
     reader = tf.train.load_checkpoint(path)
     metas: dict[tuple[str, str], str] = {}
     for tensor in sorted(reader.get_variable_to_shape_map()):

@@ -250,7 +250,8 @@ class SavedTables:
             else:
                 fitting.append((entry, one))
         if wrong and not partial:
-            raise ValueError("; ".join(wrong) + ". Nothing was loaded.")
+            way_out = "load_weights(..., skip_mismatch=True) takes what fits, and warns of the rest"
+            raise ValueError("; ".join(wrong) + f". Nothing was loaded; {way_out}.")
         return fitting, wrong
 
     # ---- Rows ----

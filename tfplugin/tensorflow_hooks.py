@@ -2,7 +2,7 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations (TensorFlow's own extension point): of lookups for our two classes, of `tf.add_n` for slices.
-- Wrappers around 44 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around 45 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``_VariableStore._get_single_variable`` and ``_get_partitioned_variable``,
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, ``Saver.restore``,
   ``validate_and_slice_inputs`` and ``saver_from_object_based_checkpoint``, of `tf.train.Checkpoint`

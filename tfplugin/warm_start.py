@@ -73,7 +73,8 @@ def warm_start(
     for table, there in names_there(tables, names):
         if there not in opened.tables:
             message = no_table(there, opened, table._kv_parts[0].dim)
-            raise ValueError(f"warm_start: '{name_of(table)}' from checkpoint '{path}': {message}")
+            way_out = f"To leave it out: names={{'{name_of(table)}': None}}."
+            raise ValueError(f"warm_start: '{name_of(table)}' from checkpoint '{path}': {message} {way_out}")
         sources.append((table, _Source(path, name_of(table), opened.tables[there], table, slots, cast)))
     fill = _fill_now if tf.executing_eagerly() else _fill_in_graph
     return {name_of(table): fill(table, source) for table, source in sources}

@@ -55,7 +55,7 @@ def locate(path: Path) -> Location:
             " copy the index file too"
         )
     if path.exists():
-        _refuse_keras_archive(path)
+        refuse_keras_archive(path)
         raise BadInputError(
             f"looking for a checkpoint at '{path}': this file is none of a checkpoint's;"
             " name a checkpoint prefix (without .index), a checkpoint folder or a SavedModel folder"
@@ -82,7 +82,7 @@ def prefix_of_file(path: Path) -> Path | None:
     return path.with_name(path.name[: file.start()]) if file and file.start() > 0 else None
 
 
-def _refuse_keras_archive(path: Path) -> None:
+def refuse_keras_archive(path: Path) -> None:
     """Raise `BadInputError` for a file of Keras, saying how to get at the tables that it may have."""
     try:
         with zipfile.ZipFile(for_library(path)) as archive:

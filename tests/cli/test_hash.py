@@ -83,6 +83,8 @@ def test_nothing_to_hash_is_an_error(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "got none, expected some" in said and "No such file" in said
 
 
-def test_keys_that_are_words_are_told_of_it(capsys: pytest.CaptureFixture[str], sample_path: Path) -> None:
-    assert main(["get", str(sample_path), "wine"]) == 2
-    assert capsys.readouterr().err.endswith("got 'wine', expected integers; the key of a string: kvtools hash STRING\n")
+@pytest.mark.parametrize("word", ["wine", "u000252"])
+def test_keys_that_are_words_are_told_of_it(capsys: pytest.CaptureFixture[str], sample_path: Path, word: str) -> None:
+    assert main(["get", str(sample_path), word]) == 2
+    said = f"got '{word}', expected integers; the key of a string: kvtools hash STRING\n"
+    assert capsys.readouterr().err.endswith(said)

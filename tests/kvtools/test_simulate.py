@@ -253,7 +253,7 @@ def test_what_is_not_replayed_is_said(tmp_path: Path) -> None:
     [
         ({"user": [1.5, 2.0]}, {}, "column 'user' holds floats (double), and ids are whole numbers"),
         ({"user": [1.0, float("nan")]}, {}, "wrote NaN for them"),
-        ({"user": ["a", "b"]}, {}, "column 'user' holds strings, and ids are whole numbers"),
+        ({"user": ["a", "b"]}, {}, "training makes of them: kvtools.string_keys(column) gives those of strings"),
         ({"usr": [1, 2]}, {}, "it has no column 'user', but 'usr'; did you mean 'usr'?"),
         ({"user": [1, 2]}, {"columns": ["user"]}, "got --column user, expected COLUMN=TABLE"),
         (

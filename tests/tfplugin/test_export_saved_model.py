@@ -236,6 +236,35 @@ def test_a_subclassed_model_is_told_what_its_inputs_are(tmp_path: Path) -> None:
         tfplugin.export_saved_model(tf.Module(), tmp_path / "3", input_signature=spec)
 
 
+def test_the_towers_of_a_model_of_a_class_of_ones_own(tmp_path: Path) -> None:
+    class Towers(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.users, self.items = (tfplugin.keras.Embedding(4, name=name) for name in ("users", "items"))
+
+        def call(self, ids, training=None):
+            users, items = self.users(ids["user"], training=training), self.items(ids["item"], training=training)
+            return tf.reduce_sum(users * items, -1)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "user")])
+        def user(self, user):
+            return {"vector": self.users(user, training=False)}
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "item")])
+        def item(self, item):
+            return {"vector": self.items(item, training=False)}
+
+    model = Towers()
+    model({"user": tf.constant(["ann", "bob"]), "item": tf.constant([17, -3])}, training=True)
+    export = tfplugin.export_saved_model(
+        model, tmp_path / "1", signatures={"user": model.user, "item": model.item}, check=2
+    )
+    assert sorted(table.name for table in export.tables) == ["items", "users"]
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures
+    assert sorted(served) == ["item", "user"]
+    np.testing.assert_array_equal(served["user"](user=tf.constant(["bob"]))["vector"], model.user(["bob"])["vector"])
+
+
 def test_inputs_of_a_dictionary_are_named_by_their_keys(tmp_path: Path) -> None:
     class Pair(tf.keras.Model):
         def __init__(self) -> None:

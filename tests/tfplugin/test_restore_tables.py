@@ -9,7 +9,9 @@ import pytest
 import tensorflow as tf
 
 import tfplugin
+import tfplugin.keras
 from kvtools.chain import ChainError
+from kvtools.errors import BadInputError
 
 v1 = tf.compat.v1
 KEYS = np.arange(40)
@@ -113,6 +115,14 @@ def test_a_table_that_is_not_there_is_told_with_those_that_are_like_it(path):
     with pytest.raises(ValueError, match="has no key-value variable"):
         tfplugin.restore_tables(path, tf.Module())
     assert int(table.size()) == 0
+
+
+def test_of_a_file_of_keras_it_says_how_to_get_at_the_checkpoint(tmp_path):
+    ids = tf.keras.Input((), dtype="int64")
+    model = tf.keras.Model(ids, tfplugin.keras.Embedding(4, name="user")(ids))
+    model.save(tmp_path / "m.keras")
+    with pytest.raises(BadInputError, match=r"m\.keras.* file of Keras.*unzip .*kv_tables/tables"):
+        tfplugin.restore_tables(tmp_path / "m.keras", model)
 
 
 def test_rows_of_another_width_are_an_error_and_change_nothing(path):

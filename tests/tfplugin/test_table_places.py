@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -59,6 +61,31 @@ def test_a_chain_does_not_leave_a_table_empty_whose_rows_it_has_elsewhere(tmp_pa
     manager = tfplugin.CheckpointManager(tf.train.Checkpoint(all=again[:1], more=again[1:]), tmp_path / "run")
     manager.restore_or_initialize()
     assert [keys(table) for table in again] == [[0], []]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_chain_tells_of_weights_that_a_new_layer_has_moved(by_name, tmp_path, caplog):
+    def made(features):
+        ids = {name: keras.Input((), dtype="int64", name=name) for name in features}
+        rows = [tfplugin.keras.Embedding(2, name=f"{name}s")(ids[name]) for name in features]
+        score = keras.layers.Dense(1, name="score")(keras.layers.Add(name="sum")([*rows, *rows[:1]]))
+        model = keras.Model(ids, score)
+        held = {f"{name}s": model.get_layer(f"{name}s").table for name in features}
+        layers = {"layers": {layer.name: layer for layer in model.layers}} if by_name else {}
+        return model, tf.train.Checkpoint(model=model, tables=held, **layers)
+
+    model, checkpoint = made(["item", "user"])
+    model.get_layer("score").set_weights([np.float32([[1], [2]]), np.float32([3])])
+    with contextlib.closing(tfplugin.CheckpointManager(checkpoint, tmp_path / "run")) as manager:
+        manager.save()
+    model, checkpoint = made(["item", "user"])
+    tfplugin.CheckpointManager(checkpoint, tmp_path / "run").restore_or_initialize()
+    assert model.get_layer("score").get_weights()[1] == 3 and not caplog.text
+    model, checkpoint = made(["campaign", "item", "user"])
+    tfplugin.CheckpointManager(checkpoint, tmp_path / "run").restore_or_initialize()
+    assert (model.get_layer("score").get_weights()[1] == 3) == by_name
+    told = "has no values for the variables score/kernel, score/bias, which stay as they are" in caplog.text
+    assert told != by_name
 
 
 @pytest.mark.parametrize("now", ["ab", "cd", "bc"])

@@ -421,7 +421,7 @@ def test_a_dense_variable_in_place_of_a_table_is_named_with_what_loads_it(tmp_pa
         tfplugin.warm_start(path, table, {"emb": "net/emb"})
     table.upsert(range(10), tf.train.load_variable(path, name))
     assert (_rows(table, range(10)) == before.emb.numpy()).all()
-    with pytest.raises(ValueError, match=r"There are \[\]\.$"):
+    with pytest.raises(ValueError, match=r"There are \[\]\. To leave it out: names=\{'other': None\}\.$"):
         tfplugin.warm_start(path, tf.get_kv_variable("other", embedding_dim=7))
 
 

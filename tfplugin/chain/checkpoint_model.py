@@ -138,6 +138,16 @@ class CheckpointModel:
             )
         # What has no object yet, as slots before the first step, is nothing to warn of where the process ends.
         self._restored = self._checkpoint.restore(members[-1]).expect_partial()
+        if fresh := _without_values(self._checkpoint, self._restored):
+            shown = ", ".join(fresh[:10]) + (f" and {len(fresh) - 10} more" if len(fresh) > 10 else "")
+            _log.warning(
+                "CheckpointManager: '%s' has no values for the variables %s, which stay as they are: tf.train.Checkpoint "
+                "knows those of a functional or sequential model by the places of its layers, and of others by their "
+                "attributes. Where layers come and go, have it hold them by their names, tf.train.Checkpoint(model=model, "
+                "layers={layer.name: layer for layer in model.layers}), before the next save",
+                members[-1],
+                shown,
+            )
 
     def why_not_followed(self, session: Any, member: Member, record: Record) -> str:
         """Why no increment can follow the member that was just restored; '' where one can."""
@@ -162,6 +172,17 @@ class CheckpointModel:
         """Of training, where nobody was told."""
         del session
         return None
+
+
+def _without_values(checkpoint: tf.train.Checkpoint, status: Any) -> list[str]:
+    """The dense variables that are there and that a restore gave nothing, by their names."""
+    given = {id(one) for one in status._checkpoint.object_by_proto_id.values()}
+    return [
+        str(getattr(one, "path", None) or one.name)
+        for one in tf.train.TrackableView(checkpoint).descendants()
+        if hasattr(one, "assign") and hasattr(one, "shape") and not hasattr(type(one), "_kv_parts")
+        if id(one) not in given
+    ]
 
 
 def _tables_of(registered: Mapping[str, Mapping[str, Any]]) -> dict[str, KvVariable]:

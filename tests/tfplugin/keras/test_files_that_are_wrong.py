@@ -46,7 +46,7 @@ def test_weights_of_another_table_are_refused_before_anything_is_loaded(both_ker
     path = str(tmp_path / file)
     (saved.save if file == "m.keras" else saved.save_weights)(path)
     before = model.get_weights()
-    with pytest.raises(ValueError, match=f"(?s){re.escape(file)}.*{message}.*Nothing was loaded"):
+    with pytest.raises(ValueError, match=f"(?s){re.escape(file)}.*{message}.*Nothing was loaded.*skip_mismatch=True"):
         model.load_weights(path)
     for mine, old in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(mine, old)

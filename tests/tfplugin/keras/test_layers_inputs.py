@@ -455,6 +455,24 @@ def test_floats_for_integer_inputs_that_are_ids_are_an_error(both_kerases, layer
         assert "fillna" in str(told.value)
 
 
+def test_a_column_that_a_model_has_no_input_for_does_not_move_those_behind_it(both_kerases, layers):
+    """Keras 3 takes them in the order of their names, and so `item` for `user` where there is `hour` before both."""
+    names = ("item", "user")
+    ids = {name: both_kerases.Input((), dtype="int64", name=name) for name in names}
+    rows = [layers.Embedding(DIM, name=f"{name}s")(ids[name]) for name in names]
+    model = both_kerases.Model(ids, both_kerases.layers.Dot(1)(rows))
+    model.compile("adam", "mse")
+    log = {"hour": np.array([0, 1]), "user": np.array([17, 18]), "item": np.array([5, 6]), "zone": np.array([1, 1])}
+    model.fit(log, np.ones(2), verbose=0)
+    for name in names:
+        assert sorted(model.get_layer(f"{name}s").table.export()[0].numpy()) == log[name].tolist()
+    wanted = model.predict({name: log[name] for name in names}, verbose=0)
+    np.testing.assert_array_equal(model.predict(log, verbose=0), wanted)
+    np.testing.assert_array_equal(model({name: tf.constant(column) for name, column in log.items()}), wanted)
+    with pytest.raises((KeyError, ValueError), match="item"):
+        model.predict({"hour": log["hour"], "user": log["user"]}, verbose=0)
+
+
 def test_a_sequential_around_a_model_casts_ids_unless_it_has_an_input():
     """So it does where the layer in the model is Keras's own, without a word."""
     inner, ids = _functional(keras, tfplugin.keras), np.array([[1, 2, 3]])
