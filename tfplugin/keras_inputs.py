@@ -194,8 +194,11 @@ def _convert(original: Callable[..., Any], model: Any, flat_inputs: Any) -> Any:
 
 def _standardize(original: Callable[..., Any], model: Any, inputs: Any) -> Any:
     """``_standardize_inputs`` of Keras 3."""
-    tables = (held_by(layer, lambda value: is_table(value) or is_shard(value)) for layer in model._flatten_layers())
-    return original(model, _by_name(inputs, model._inputs_struct) if any(tables) else inputs)
+    if isinstance(inputs, Mapping) and any(
+        held_by(layer, lambda value: is_table(value) or is_shard(value)) for layer in model._flatten_layers()
+    ):
+        inputs = _by_name(inputs, model._inputs_struct)
+    return original(model, inputs)
 
 
 def _by_name(inputs: Any, structure: Any) -> Any:
