@@ -141,10 +141,11 @@ class CheckpointModel:
         if fresh := _without_values(self._checkpoint, self._restored):
             shown = ", ".join(fresh[:10]) + (f" and {len(fresh) - 10} more" if len(fresh) > 10 else "")
             _log.warning(
-                "CheckpointManager: '%s' has no values for the variables %s, which stay as they are: tf.train.Checkpoint "
-                "knows those of a functional or sequential model by the places of its layers, and of others by their "
-                "attributes. Where layers come and go, have it hold them by their names, tf.train.Checkpoint(model=model, "
-                "layers={layer.name: layer for layer in model.layers}), before the next save",
+                "CheckpointManager: '%s' has no values for the variables %s, which stay as they are: "
+                "tf.train.Checkpoint knows those of a functional or sequential model by the places of its layers, and "
+                "of others by their attributes. Where layers come and go, have it hold them by their names, "
+                "tf.train.Checkpoint(model=model, layers={layer.name: layer for layer in model.layers}), before the "
+                "next save",
                 members[-1],
                 shown,
             )
