@@ -42,6 +42,7 @@ from kvtools.quantized_rows import QUANTIZED, written_out
 from kvtools.remote.paths import local_path, shown_path
 from kvtools.replace_output import (
     check_free,
+    check_not_in,
     check_reachable,
     check_replaceable,
     folder_above,
@@ -567,11 +568,16 @@ def output_of(
 
     Raises:
         UsageError: `output` is named as a folder, where dialect `to` writes files that share a name.
-        OutputError: nobody can tell what is there.
+        OutputError: nobody can tell what is there; or `output` is in a folder of tables of `sources`, of which it would
+            become a part.
     """
     output = local_path(output)
     dialect = _writable(output, to)
     kind = dialect.output_kind(str(output))
+    for source in sources if kind != "url" else ():
+        of_source = dialects().get(source.dialect)
+        if of_source is not None and of_source.output in ("folder", "file_or_folder"):
+            check_not_in(Path(output).absolute(), source.path)
     if "://" not in str(output):
         check_reachable(Path(f"{output}.index" if kind == "prefix" else output))
     if kind in ("prefix", "file") and str(output).endswith("/") and not Path(output).exists():

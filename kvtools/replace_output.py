@@ -149,19 +149,22 @@ def check_free(target: Path, *, force: bool, read: Iterable[str | os.PathLike[st
 
 
 def check_not_read(target: Path, read: Iterable[str | os.PathLike[str]]) -> None:
-    """Raise `OutputError` where `target` is one of `read`, in one that is a folder, or a folder around one.
-
-    Some rows of a table do not stand for it: who writes these over what they are read from loses the others, and
-    another file in a folder of tables becomes part of them.
-    """
+    """Raise `OutputError` where `target` is one of `read`, in one that is a folder, or a folder around one: some rows
+    of a table do not stand for it, and who writes these over what they are read from loses the others."""
     written = target.resolve()
     for source in read:
         there = Path(source).resolve()
         if written == there:
             raise OutputError(f"writing '{target}': that is what is read, which would be lost; name another place")
-        if written in there.parents or there in written.parents:
-            where = "around" if written in there.parents else "in"
-            raise OutputError(f"writing '{target}': that is {where} '{source}', which is read; name another place")
+        if written in there.parents:
+            raise OutputError(f"writing '{target}': that is around '{source}', which is read; name another place")
+        check_not_in(target, source)
+
+
+def check_not_in(target: Path, read: str | os.PathLike[str]) -> None:
+    """Raise `OutputError` where `target` is in a folder that is read: another file there becomes part of the tables."""
+    if Path(read).resolve() in target.resolve().parents:
+        raise OutputError(f"writing '{target}': that is in '{read}', which is read; name another place")
 
 
 def _is_in_store(target: Path) -> bool:

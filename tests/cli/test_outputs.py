@@ -212,3 +212,24 @@ def test_an_empty_list_of_keys_to_keep_is_an_error(
     ran = command_line(["clip", str(sample), f"{tmp_path}/empty", "--top-k", "0", "--by", "l2"])
     assert ran.status == 0, "the way out"
     assert sum(table.rows for table in open_checkpoint(tmp_path / "empty").tables.values()) == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "migrate folder folder/new.npz --to npz",
+        "clip folder folder/new --to parquet --l2 0.1",
+        "reshard folder folder/new.parquet_folder --parts 2",
+        "merge folder folder folder/new --to tfplugin",
+        "cast folder folder/new --dtype float16",
+    ],
+)
+def test_no_table_is_written_into_a_folder_of_tables_that_is_read(
+    line: str, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: Callable[..., Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = command_line(["migrate", str(sample), "folder", "--to", "parquet", "--table", "user_emb"])
+    assert made.status == 0, made.err
+    ran = command_line(shlex.split(line))
+    assert (ran.status, "that is in 'folder', which is read; name another place" in ran.err) == (1, True), ran.err
+    assert command_line(["verify", "folder"]).status == 0
