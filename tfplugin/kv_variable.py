@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import sys
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -81,6 +82,8 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
     _should_act_as_resource_variable = True
     # Optimizers reach for the graph element of a variable in graph mode; a table has none, its handle is the target.
     _in_graph_mode = False
+    #: Those that there are, of eager mode and of all graphs.
+    living: ClassVar[weakref.WeakSet[KvVariable]] = weakref.WeakSet()
     #: Processes that each have an object like this one for a part of one table; see `tfplugin.sok`.
     ranks = 1
     #: The rank that holds it all; None where the ranks share the keys, or where there is one.
@@ -193,6 +196,7 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
                         tf_ops.device(self._handle.device),
                     ):
                         self._initializer_op = self.initialize()
+        self.living.add(self)
 
     # ---- Making ----------------------------------------------------------------------------------------------------
 

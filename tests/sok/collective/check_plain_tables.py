@@ -92,6 +92,49 @@ def test_a_broadcast_of_a_table_is_an_error(hvd: Any, parts: int | None, inplace
     hvd.broadcast_variables([tf.Variable(1.0)], 0, inplace=inplace)
 
 
+@pytest.mark.parametrize(("parts", "inplace"), [(None, False), (None, True), (2, False)])
+def test_a_broadcast_tells_of_tables_that_the_root_alone_has_rows_of(
+    hvd: Any, rank: int, parts: int | None, inplace: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    partitioner = parts and tf.compat.v1.fixed_size_partitioner(parts)
+    table, also = (
+        tfplugin.get_kv_variable(f"{what}_{parts}_{inplace}", 2, partitioner=partitioner)
+        for what in ("restored", "empty")
+    )
+    assert int(also.size()) == 0
+
+    def told() -> list[str]:
+        caplog.clear()
+        hvd.broadcast_variables([tf.Variable(float(rank))], 0, inplace=inplace)
+        return [one for one in caplog.messages if "leave tables out" in one and f"_{parts}_{inplace}" in one]
+
+    if rank == 0:
+        table.upsert(KEYS, np.ones([len(KEYS), 2], np.float32))
+    said = f"Key-value variable 'restored_{parts}_{inplace}{'' if parts else ':0'}' has 4 rows on rank 0, which"
+    assert [one.startswith(said) for one in told()] == [True] * (rank > 0)
+    table.upsert(KEYS, np.ones([len(KEYS), 2], np.float32))
+    assert not told()
+
+
+def test_a_broadcast_of_a_graph_leaves_tables_out_and_tells_so_too(
+    hvd: Any, rank: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tf.Graph().as_default():
+        table = tfplugin.get_kv_variable("of_graph", 2, partitioner=tf.compat.v1.fixed_size_partitioner(2))
+        dense = tf.compat.v1.get_variable("dense_of_graph", initializer=float(rank), use_resource=True)
+        upsert = table.upsert(KEYS, np.ones([len(KEYS), 2], np.float32))
+        broadcast = hvd.broadcast_global_variables(0)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            if rank == 0:
+                session.run(upsert)
+            session.run(broadcast)
+            assert session.run(dense) == 0.0
+            assert session.run(table.size()) == (0 if rank else len(KEYS))
+        told = [one for one in caplog.messages if "'of_graph' has 4 rows on rank 0" in one]
+        assert len(told) == (rank > 0)
+
+
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
 def test_an_elastic_state_that_would_lack_rows_is_an_error(hvd: Any, name: str) -> None:
     keras = importlib.import_module(name)
