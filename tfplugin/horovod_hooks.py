@@ -54,7 +54,8 @@ def wrap_broadcasts(
             # In place they come in lists, one for each device.
             variables = [list(one) if isinstance(one, list) else one for one in variables]
             check(one for some in variables for one in (some if isinstance(some, list) else [some]))
-            told = beside(functions, root_rank, process_set)
+            # Without variables nothing is sent: the states of elastic runs call it on a rank that has come, alone.
+            told = beside(functions, root_rank, process_set) if variables else None
             done = broadcast(variables, root_rank, process_set)
             return done if told is None else tf.group(done, told)
 
@@ -69,7 +70,7 @@ def _tell_of_rows_of_the_root_alone(functions: Any, root_rank: int, process_set:
 
     In a graph it gives the op that says so.
     """
-    if ranks.horovod_size() < 2:
+    if ranks.horovod_size() < 2 or ranks.is_elastic():
         return None
     if tf.executing_eagerly():
         here = {name: sum(int(_size(part)) for part in parts) for name, parts in _tables(None).items()}

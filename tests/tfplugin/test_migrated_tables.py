@@ -238,7 +238,7 @@ def assert_restores(path, expected, dense, *, nested=False):
 @pytest.mark.parametrize("on_conflict", ["last", "first"])
 @pytest.mark.parametrize("by_name", ["base", "delta", "neither"])
 def test_a_merge_with_a_delta_restores_by_objects(tmp_path, by_name, on_conflict):
-    """Whichever of the two has the object graph, what the account says is left out is nothing, and nothing is."""
+    """Whichever of the two has the object graph, all is there but dense weights that both have, as the account says."""
     sources = {}
     for seed, (role, keys) in enumerate({"base": KEYS[:6], "delta": KEYS[4:]}.items(), 1):
         sources[role] = write_model(tmp_path / role, seed, keys)
@@ -251,7 +251,11 @@ def test_a_merge_with_a_delta_restores_by_objects(tmp_path, by_name, on_conflict
             kvtools.write_tables([counted], tmp_path / f"{role}-by-name", "tfplugin")
     opened = [kvtools.open(tmp_path / (f"{role}-by-name" if role == by_name else role)) for role in sources]
     account, merged = merge(opened, tmp_path / "out", on_conflict=on_conflict)
-    assert account.lossless and merged[0].conflicts == 2
+    left_out, taken = ("base", "delta") if on_conflict == "last" else ("delta", "base")
+    told = f"what '{tmp_path / left_out}' has of the dense variable 'dense/.ATTRIBUTES/VARIABLE_VALUE': that of"
+    expected_losses = [f"{told} '{tmp_path / taken}' differs, and was taken"] * (by_name == "neither")
+    assert list(account.losses) == expected_losses and merged[0].conflicts == 2
+    assert account.lossless == (not expected_losses)
     first, last = sources.values()
     expected = {**first, **last} if on_conflict == "last" else {**last, **first}
     dense = {"base": 2.0, "delta": 1.0, "neither": 2.0 if on_conflict == "last" else 1.0}[by_name]
