@@ -100,14 +100,6 @@ Partition = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that is there.")]
-
-
-def check_output_options(output: object, *, force: bool, dry_run: bool, option: str = "--output") -> None:
-    """Raise `UsageError` for `--force` or `--dry-run` where `output`, of this option, is None: nothing is written."""
-    if output is None and (force or dry_run):
-        raise UsageError(f"got --{'force' if force else 'dry-run'} without {option}: nothing is written")
-
-
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Do all but write: say what would be there, and change nothing on disk.")
 ]
@@ -122,6 +114,12 @@ Until = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 DEFAULT_MEMORY = "1GiB"
+
+
+def check_output_options(output: object, *, force: bool, dry_run: bool, option: str = "--output") -> None:
+    """Raise `UsageError` for `--force` or `--dry-run` where `output`, of this option, is None: nothing is written."""
+    if output is None and (force or dry_run):
+        raise UsageError(f"got --{'force' if force else 'dry-run'} without {option}: nothing is written")
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class RowForms:
 
     def choice(self, tables: Sequence[TableReader], target: Dialect | None) -> ColumnChoice:
         """Return the columns that are asked for; raises where no table has one, or CSV is asked of several tables."""
-        if self._is_csv(target) and len(tables) != 1:
+        if self.is_csv(target) and len(tables) != 1:
             raise UsageError(f"printing rows as CSV: got {len(tables)} tables, expected one; name it with --table")
         return choose_columns(self.choose.split(",") if self.choose else [], tables)
 
@@ -133,7 +133,8 @@ class RowForms:
         done = "would write" if self.dry_run else "wrote"
         print(f"{done} {rows:,} rows to {self.output}{'' if target is None else f' ({target.name})'}")
 
-    def _is_csv(self, target: Dialect | None) -> bool:
+    def is_csv(self, target: Dialect | None = None) -> bool:
+        """Whether rows come out as comma-separated values."""
         if self.output is None:
             return self.as_csv
         return target is None and _TEXT_FILES[Path(self.output).suffix.lower()] == "csv"
@@ -208,7 +209,7 @@ def _write_lines(
             yield some
 
     with replace_files(target, force=forms.force, dry_run=forms.dry_run) as staging, staging.open("wb") as file:
-        if table is not None and _TEXT_FILES[target.suffix.lower()] == "csv":
+        if table is not None and forms.is_csv():
             file.writelines(_csv_blocks(table, choice, counted()))
         else:
             file.writelines(f"{dumps(record)}\n".encode() for record in _records(counted()))

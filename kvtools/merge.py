@@ -546,11 +546,13 @@ def _beside(preferred: Sequence[Checkpoint], graph: Checkpoint | None) -> tuple[
             having.setdefault(variable.name, []).append((checkpoint, variable))
     joined = _joined_strings(having)
     bookkeeping = {variable.name for checkpoint in preferred for variable in checkpoint.bookkeeping}
+    replaced = {id(checkpoint) for checkpoint in preferred if _is_increment(checkpoint)}
     differing: dict[tuple[str, str], list[str]] = {}
     for name, ((owner, variable), *others) in having.items():
         for other, its in [] if name in joined or name in bookkeeping else others:
-            same = variable.dtype == its.dtype and compare_variables(owner, other, variable, its).same
-            if not same and not _is_increment(other):
+            if id(other) in replaced:
+                continue
+            if variable.dtype != its.dtype or not compare_variables(owner, other, variable, its).same:
                 differing.setdefault((str(other.path), str(owner.path)), []).append(name)
     readers = {name: checkpoint for name, ((checkpoint, _), *_) in having.items()}
     if graph is not None:

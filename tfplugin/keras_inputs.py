@@ -26,7 +26,7 @@ from tfplugin.embedding_layers.built_by_shape import is_building
 from tfplugin.embedding_layers.collection import EmbeddingCollectionLayer
 from tfplugin.embedding_layers.embedding import EmbeddingLayer, PaddingMask
 from tfplugin.keras_hooks import KerasHooks
-from tfplugin.keras_models import held_by, is_shard, is_table
+from tfplugin.keras_models import held_by, is_kept
 from tfplugin.wrapped_method import defining_class, wrap_method, wrap_property
 
 #: The inputs of models that are dense, by their layers, and what they were given: "ragged" or "sparse".
@@ -114,7 +114,7 @@ def first_holder(reference: Any, nodes: Any = None) -> Any:
         tensor = waiting.pop(0)
         for layer, outputs in _uses(tensor, nodes):
             layers = layer._flatten_layers() if hasattr(layer, "_flatten_layers") else [layer]
-            if any(held_by(one, lambda value: is_table(value) or is_shard(value)) for one in layers):
+            if any(held_by(one, is_kept) for one in layers):
                 return layer
             for output in outputs:
                 if id(output) not in seen and tf.as_dtype(output.dtype).is_integer:
@@ -194,9 +194,7 @@ def _convert(original: Callable[..., Any], model: Any, flat_inputs: Any) -> Any:
 
 def _standardize(original: Callable[..., Any], model: Any, inputs: Any) -> Any:
     """``_standardize_inputs`` of Keras 3."""
-    if isinstance(inputs, Mapping) and any(
-        held_by(layer, lambda value: is_table(value) or is_shard(value)) for layer in model._flatten_layers()
-    ):
+    if isinstance(inputs, Mapping) and any(held_by(layer, is_kept) for layer in model._flatten_layers()):
         inputs = _by_name(inputs, model._inputs_struct)
     return original(model, inputs)
 

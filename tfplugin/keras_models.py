@@ -152,7 +152,7 @@ _CONTAINERS = (list, tuple, dict)
 def _in_containers(name: str, value: Any, within: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
     """The tables, `sok.Variable` s and layers in an attribute that is a list or dictionary: ``name_<index or key>``."""
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        if _is_kept(item) or _is_layer(item):
+        if is_kept(item) or _is_layer(item):
             yield f"{name}_{key}", item
         elif isinstance(item, _CONTAINERS) and not any(item is one for one in (*within, value)):  # else a circle
             yield from _in_containers(f"{name}_{key}", item, (*within, value))
@@ -162,7 +162,8 @@ def _is_layer(value: Any) -> bool:
     return hasattr(type(value), "_flatten_layers")
 
 
-def _is_kept(value: Any) -> bool:
+def is_kept(value: Any) -> bool:
+    """Whether it is a table or a shard of a variable."""
     return is_table(value) or is_shard(value)
 
 
@@ -181,7 +182,7 @@ def _children(original: Callable[..., Any], layer: Any, save_type: str = "checkp
         there = _listed(children)
         if "_functional" in children:  # of a Sequential: it has the same layers
             there |= _listed(children["_functional"]._trackable_children(save_type))
-        with_layers = any(held_by(one, _is_kept) for one in layer._flatten_layers())
+        with_layers = any(held_by(one, is_kept) for one in layer._flatten_layers())
         # What begins so is TensorFlow's own, of what it tracks.
         attributes = {name: value for name, value in vars(layer).items() if not name.startswith("_self_")}
         # Last, as it has once more what other attributes have; without what a Sequential puts first as it is built.
