@@ -2,11 +2,14 @@
 // row is evicted once.
 #include "kvtable/eviction.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/hash.h"
@@ -169,6 +172,56 @@ void EveryRowIsEvictedOnce() {
   CHECK(evicted_rows == int64_t{kThreads} * kRounds * kBatch - 1000);
 }
 
+// Who goes, and in which order, is as a dictionary that is sorted has it: also where several threads share out the rows of
+// a batch, keys come more than once in it, and what was listed to go rises or is joined by rows that are lower still.
+void TheLowestGoInOrder(Eviction eviction, ParallelFor& threads) {
+  constexpr int64_t kRows = 20'000;
+  constexpr int64_t kMany = 12'000;  // keys of a batch
+  const auto table = MakeBounded(eviction, kRows);
+  std::map<int64_t, std::pair<int64_t, int64_t>>
+      ranks;  // of a key: its count, or 0; and when it was touched last
+  int64_t time = 0;
+  uint64_t state = 7;
+  int64_t next_key = 0;
+  int64_t gone = 0;
+  for (int round = 0; round < 40; ++round) {
+    // Small batches, too, so that lists last for several; all new keys, few, or hot ones.
+    const int64_t n = round % 3 == 0 ? kMany : 700;
+    const uint64_t known = round % 4 == 1 ? 1 : 3 + static_cast<uint64_t>(round % 2) * 40;
+    std::vector<int64_t> keys(static_cast<size_t>(n));
+    for (int64_t& key : keys) {
+      const uint64_t draw = Mix64(++state);
+      const int64_t old = static_cast<int64_t>(draw >> 32) % (next_key + 1);
+      key = draw % known == 0 ? next_key++ : round % 5 == 0 ? old % 50 : old;
+    }
+    std::vector<float> rows(static_cast<size_t>(n * kDim));
+    std::vector<uint64_t> positions(static_cast<size_t>(n));
+    Evicted evicted;
+    Insertion insertion;
+    insertion.evicted = &evicted;
+    table->GatherOrInsert(keys.data(), n, {rows.data(), positions.data()}, insertion, threads);
+    for (const int64_t key : keys) {
+      auto& rank = ranks[key];
+      rank = {eviction == Eviction::kLfu ? rank.first + 1 : 0, ++time};
+    }
+    const std::set<int64_t> batch(keys.begin(), keys.end());
+    std::vector<std::pair<std::pair<int64_t, int64_t>, int64_t>> others;
+    for (const auto& [key, rank] : ranks) {
+      if (batch.count(key) == 0) others.push_back({rank, key});
+    }
+    std::sort(others.begin(), others.end());
+    others.resize(std::max<size_t>(ranks.size(), kRows) - kRows);
+    CHECK(evicted.keys.size() == others.size());
+    for (size_t i = 0; i < others.size(); ++i) {
+      CHECK(evicted.keys[i] == others[i].second);
+      ranks.erase(others[i].second);
+    }
+    gone += static_cast<int64_t>(others.size());
+    CHECK(table->Size() == static_cast<int64_t>(ranks.size()));
+  }
+  CHECK(gone > kRows);
+}
+
 void LookupsOfPartsMeetInOneTable() {
   // A thread that waits for a table inside a task of one lookup holds up nobody's tasks of another.
   const auto a = MakeBounded(Eviction::kLru, kCapacity);
@@ -314,6 +367,11 @@ void ScoresStandStillAfterTheLastSecond() {
 int main() {
   kvtable::ScoresStandStillAfterTheLastSecond();
   kvtable::EveryRowIsEvictedOnce();
+  const auto pool = kvtable::MakeThreadPool(4);
+  for (const auto eviction : {kvtable::Eviction::kLru, kvtable::Eviction::kLfu}) {
+    kvtable::TheLowestGoInOrder(eviction, *pool);
+    kvtable::TheLowestGoInOrder(eviction, kvtable::Serial());
+  }
   kvtable::LookupsOfPartsMeetInOneTable();
   kvtable::RowsOfLowerEpochsGoFirst();
   kvtable::CountsGoOnFromEpochToEpoch();

@@ -17,6 +17,7 @@
 #include "eviction/bounded_table.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <exception>
 #include <mutex>
@@ -31,11 +32,15 @@
 #include "eviction/ranked_rows.h"
 #include "memory/scratch.h"
 #include "table/check_batch.h"
+#include "threads/run_tasks.h"
 
 namespace kvtable {
 namespace {
 
-constexpr int64_t kAhead = 16;  // ranks asked for before the one being written
+constexpr int64_t kAhead = 16;     // ranks asked for before the one being written
+constexpr int64_t kBlock = 1024;   // keys of a batch that a thread looks at, to write the ranks of its own
+constexpr int64_t kMostParts = 8;  // threads that share out a batch's ranks: each looks at all keys
+constexpr int64_t kLeastOfPart = 4096;  // keys, so that waking a thread is worth it
 
 // Where the rows of a batch lie, in the order of its keys.
 struct Batch {
@@ -341,7 +346,7 @@ class BoundedTable : public Table {
       for (int64_t i = 0; i < n; ++i) {
         const uint64_t position = positions[static_cast<size_t>(i)];
         if (position == kNoPosition || ranks_.At(position).order != 0) continue;
-        Touch(position, false);
+        Touch(position, false, next_order_++);
         ranks_.RankChanged(position);
       }
     } catch (...) {  // no memory: they get their ranks when they are touched next
@@ -368,26 +373,51 @@ class BoundedTable : public Table {
     rows_->BeforeScores(positions.data(), batch.n);
   }
 
-  void Touch(uint64_t position, bool counted) {
+  void Touch(uint64_t position, bool counted, uint64_t order) {
     Rank& rank = ranks_.At(position);
     const bool is_new = rank.order == 0;
     if (eviction_ == Eviction::kCustom) {
-      if (is_new) rank = {0, next_order_++};
+      if (is_new) rank = {0, order};
       return;
     }
     uint32_t count = is_new ? 0 : CountOf(eviction_, rank.score);
     if ((is_new || counted) && count < UINT32_MAX) ++count;
-    rank = {TouchedScore(eviction_, count, clock_, epoch_), next_order_++};
+    rank = {TouchedScore(eviction_, count, clock_, epoch_), order};
+  }
+
+  // Touches the rows of a batch, those of a shard by one thread and in the order of the batch.
+  void Touch(const Batch& batch, bool counted, ParallelFor& threads) {
+    const uint64_t first_order = next_order_;
+    next_order_ += static_cast<uint64_t>(batch.n);
+    int64_t parts = 1;
+    while (2 * parts <= std::min<int64_t>(threads.threads(), kMostParts) && parts * kLeastOfPart < batch.n)
+      parts *= 2;
+    RunTasks(threads, parts, [&](int64_t part) {
+      std::array<int64_t, kBlock> own;
+      for (int64_t begin = 0; begin < batch.n; begin += kBlock) {
+        const int64_t end = std::min(begin + kBlock, batch.n);
+        int64_t count = 0;
+        for (int64_t i = begin; i < end; ++i) {
+          const uint64_t position = batch[i];
+          own[static_cast<size_t>(count)] = i;
+          const bool is_own = (static_cast<int64_t>(position >> 32) & (parts - 1)) == part;
+          count += is_own && position != kNoPosition ? 1 : 0;
+        }
+        for (int64_t k = -kAhead; k < count; ++k) {
+          if (k + kAhead < count) ranks_.Prefetch(batch[own[static_cast<size_t>(k + kAhead)]]);
+          if (k < 0) continue;
+          const int64_t i = own[static_cast<size_t>(k)];
+          Touch(batch[i], counted, first_order + static_cast<uint64_t>(i));
+        }
+      }
+    });
   }
 
   // After a batch has been written: its rows are touched, and what is too much goes.
   void TouchAndEvict(const Batch& batch, bool counted, EvictedRows* evicted, ParallelFor& threads) {
     clock_ = NextTime(clock_, now_());
     const uint64_t first_order = next_order_;
-    for (int64_t i = 0; i < batch.n; ++i) {
-      if (i + kAhead < batch.n && batch[i + kAhead] != kNoPosition) ranks_.Prefetch(batch[i + kAhead]);
-      if (batch[i] != kNoPosition) Touch(batch[i], counted);
-    }
+    Touch(batch, counted, threads);
     if (Excess() > 0) RemoveExpired(Excess(), threads);
     if (Excess() > 0) {
       std::vector<uint64_t> victims;
@@ -403,8 +433,9 @@ class BoundedTable : public Table {
       Remove(victims, evicted, threads);
     }
     // Under kLru the rows of a batch are above all others, and so never among the lowest.
-    if (eviction_ == Eviction::kLru) return;
+    if (eviction_ == Eviction::kLru || !ranks_.lists_rows()) return;
     for (int64_t i = 0; i < batch.n; ++i) {
+      if (i + kAhead < batch.n && batch[i + kAhead] != kNoPosition) ranks_.Prefetch(batch[i + kAhead]);
       if (batch[i] != kNoPosition) ranks_.RankChanged(batch[i]);
     }
   }

@@ -12,17 +12,17 @@
 
 namespace kvtable {
 
-// Ranks by position (shard << 32 | row), and a heap of the lowest of them.
+// Ranks by position (shard << 32 | row), and a list of the lowest of them.
 //
-// The heap does not hold all rows. `Lowest` fills it by one scan with the lowest eighth; from then on it
-// holds each row whose rank is at most `bound_`, and when it runs dry the next scan comes. So a rank is
-// written without touching the heap, a scan of n rows is paid for by n / 8 rows that went or rose, and each
-// of those costs O(log n). An entry stands for its row as long as it equals the row's rank; others are
-// dropped when they come up.
+// The list does not hold all rows. `Lowest` makes it by one scan of the lowest eighth, in order; from then on it
+// and a heap of those that came below hold each row whose rank is at most `bound_`, and when both run dry the next
+// scan comes. So a rank is written without touching either, and a scan of n rows is paid for by n / 8 rows that
+// went or rose. An entry stands for its row as long as it equals the row's rank; others are dropped when they
+// come up.
 //
-// Memory per row: 16 bytes for the rank, and up to 6 for the heap once something was evicted.
+// Memory per row: 16 bytes for the rank, and up to 6 for the list once something was evicted (9 while it is made).
 //
-// Not thread-safe.
+// Not thread-safe, but for ranks of rows of different shards.
 class RankedRows {
  public:
   explicit RankedRows(int shards) : shards_(static_cast<size_t>(shards)) {}
@@ -54,19 +54,20 @@ class RankedRows {
     }
   }
 
-  // Tells of a row whose rank was changed.
+  // Tells of a row whose rank was changed. Where nothing is listed there is nothing to tell.
   void RankChanged(uint64_t position) {
     const Rank rank = At(position);
     if (rank.order != 0 && !(bound_ < rank)) Push({rank, position});
   }
+  bool lists_rows() const { return bound_.order != 0; }
 
   // The position of the lowest of about `rows` rows, without those for which skip(rank, position), or kNoPosition.
   // Rows that were skipped have to be offered again before the next call with another `skip`.
   template <class Skip>
   uint64_t Lowest(int64_t rows, const Skip& skip) {
     for (bool filled = false;; filled = true) {
-      while (!heap_.empty()) {
-        const Entry entry = Pop();
+      while (next_ < list_.size() || !below_.empty()) {
+        const Entry entry = Take();
         if (At(entry.position) == entry.rank && !skip(entry.rank, entry.position)) return entry.position;
       }
       if (filled) return kNoPosition;
@@ -81,6 +82,7 @@ class RankedRows {
   static constexpr int kChunkBits = 12;
   static constexpr uint32_t kChunkRows = 1u << kChunkBits;
   static constexpr size_t kLeastFill = 1024;
+  static constexpr size_t kAhead = 16;  // ranks of listed rows asked for before the one that comes
   using Shard = std::vector<std::unique_ptr<Rank[]>>;
   struct Entry {
     Rank rank;
@@ -89,8 +91,8 @@ class RankedRows {
 
   static void Grow(Shard* shard, uint32_t row);
   void Push(const Entry& entry);
-  Entry Pop();
-  void EmptyHeap();  // the heap, until the next fill
+  Entry Take();       // the lowest of list and heap, of which one has an entry
+  void ForgetList();  // and the heap, until the next fill
 
   template <class Visit>
   void ForEach(const Visit& visit) const {
@@ -104,26 +106,33 @@ class RankedRows {
     }
   }
 
-  // Puts the lowest `wanted` rows into the heap.
+  // Lists the lowest `wanted` rows.
   template <class Skip>
   void Fill(size_t wanted, const Skip& skip) {
-    EmptyHeap();
+    ForgetList();
     Rank most{UINT64_MAX, UINT64_MAX};
-    ForEach([&](const Rank& rank, uint64_t position) {
-      if (most < rank || skip(rank, position)) return;
-      heap_.push_back({rank, position});
-      if (heap_.size() == 2 * wanted) most = KeepLowest(wanted);
-    });
-    if (heap_.size() > wanted) KeepLowest(wanted);
-    Heapify(wanted);
+    try {
+      ForEach([&](const Rank& rank, uint64_t position) {
+        if (most < rank || skip(rank, position)) return;
+        list_.push_back({rank, position});
+        if (list_.size() == 2 * wanted) most = KeepLowest(wanted);
+      });
+      if (list_.size() > wanted) KeepLowest(wanted);
+      SortList(wanted);
+    } catch (...) {  // no memory: half a list is none
+      ForgetList();
+      throw;
+    }
   }
   Rank KeepLowest(size_t count);
-  void Heapify(size_t wanted);
+  void SortList(size_t wanted);
 
   std::vector<Shard> shards_;
-  std::vector<Entry> heap_;  // the lowest on top
-  Rank bound_;               // {0, 0}: no row is in the heap
-  size_t most_entries_ = 0;
+  std::vector<Entry> list_;  // in order, from next_ on
+  size_t next_ = 0;
+  std::vector<Entry> below_;  // a heap, the lowest on top
+  Rank bound_;                // {0, 0}: no row is in list or heap
+  size_t most_below_ = 0;
 };
 
 }  // namespace kvtable

@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "memory/scratch.h"
 #include "table/check_batch.h"
 #include "table/read_range.h"
+#include "table/row_set.h"
 #include "table/write_groups.h"
 
 namespace kvtable {
@@ -142,7 +142,7 @@ void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroup& group, 
   // thread inserted between the lookup and now. Row numbers from `first_new` on are; a row that was removed
   // before is remembered.
   uint32_t first_new = 0;
-  std::unordered_set<uint32_t> reused;
+  RowSet reused;
   int64_t born = 0;
   // A row that is there already is only read.
   WriteGroup<true>(
@@ -154,10 +154,13 @@ void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroup& group, 
           init.Fill(key, at);
           shard.layout->InitializeSlots(at);
           ++born;
-          if (row < first_new) reused.insert(row);
+          if (row < first_new) {
+            reused.Prepare(row);
+            reused.Add(row);
+          }
           if (first != nullptr) shard.rows.StampOf(row)->frequency = first[i];
         }
-        if (row >= first_new || (!reused.empty() && reused.count(row) != 0)) {
+        if (row >= first_new || reused.Has(row)) {
           StampRow(shard.rows.StampOf(row), stamp);
           if (inserted != nullptr) inserted[i] = true;
         }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kvtable/types.h"
+#include "memory/prefetch.h"
 
 namespace kvtable {
 namespace {
@@ -13,6 +14,8 @@ namespace {
 // Stamps are touched front to back in small steps, and ordinary pages waste less at the end; from this size
 // on the waste is small against the slab.
 constexpr size_t kHugeStampsFrom = size_t{16} << 20;
+
+constexpr size_t kAhead = 8;  // free rows asked for before the one that is handed out
 
 }  // namespace
 
@@ -59,6 +62,12 @@ uint32_t RowStore::Allocate() noexcept {
   } else {
     row = free_.back();
     free_.pop_back();
+    // Rows that went lie anywhere, and so do those that come in their places.
+    if (free_.size() >= kAhead) {
+      const uint32_t later = free_[free_.size() - kAhead];
+      PrefetchToWrite(StampOf(later));
+      if (cache_ == nullptr) PrefetchToWrite(rows_.Row(later));
+    }
   }
   *LiveWord(row) |= uint64_t{1} << (row % 64);
   if (cache_ != nullptr) cache_->Allocate(row);
