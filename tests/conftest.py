@@ -27,7 +27,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["durations", "grids", "time_limit"]  # in tests/suite: what tests take, and which of them run
+pytest_plugins = ["durations", "grids", "rewriting", "time_limit"]  # in tests/suite: what tests take, and which run
 
 DATA = Path(__file__).parent / "data"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ports import free_ports
+from tasks import Tasks
 
 import tfplugin
 
@@ -60,26 +63,11 @@ print(json.dumps({
 def test_parts_on_two_servers(tmp_path):
     addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
     cluster = json.dumps({"ps": addresses[:2], "worker": addresses[2:]})
-    python = [sys.executable, "-c"]
-    servers = [
-        subprocess.Popen([*python, SERVER, cluster, str(i)], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-        for i in (0, 1)
-    ]
-    try:
-        assert [server.stdout.readline() for server in servers] == ["ready\n"] * 2
-        done = subprocess.run(
-            [*python, WORKER, cluster, str(tmp_path / "model")],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=tmp_path,
-        )
-    finally:
-        for server in servers:
-            server.kill()
-            server.communicate()
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == {
+    with Tasks(tmp_path) as tasks:
+        for server in [tasks.start(SERVER, cluster, str(i)) for i in (0, 1)]:
+            server.wait_for_line("ready")
+        result = tasks.start(WORKER, cluster, str(tmp_path / "model")).result()
+    assert result == {
         "devices": ["/job:ps/task:0", "/job:ps/task:1"],
         "moved": True,
         "emptied": 0,
@@ -113,25 +101,11 @@ with v1.train.MonitoredTrainingSession(
 def test_two_workers_that_step_together(tmp_path):
     addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
     cluster, folder = json.dumps({"ps": addresses[:2], "worker": addresses[2:]}), str(tmp_path / "run")
-    python = [sys.executable, "-c"]
-    servers = [
-        subprocess.Popen([*python, SERVER, cluster, str(i)], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-        for i in (0, 1)
-    ]
-    workers = []
-    try:
-        assert [server.stdout.readline() for server in servers] == ["ready\n"] * 2
-        workers = [
-            subprocess.Popen([*python, SYNC_WORKER, cluster, str(i), folder], stderr=subprocess.PIPE, cwd=tmp_path)
-            for i in (0, 1)
-        ]
-        for worker in workers:
-            said = worker.communicate(timeout=180)[1]
-            assert worker.returncode == 0, said[-3000:]
-    finally:
-        for process in (*servers, *workers):
-            process.kill()
-            process.communicate()
+    with Tasks(tmp_path) as tasks:
+        for server in [tasks.start(SERVER, cluster, str(i)) for i in (0, 1)]:
+            server.wait_for_line("ready")
+        for worker in [tasks.start(SYNC_WORKER, cluster, str(i), folder) for i in (0, 1)]:
+            worker.wait()
     found = tfplugin.get_kv_variable("t", 2)
     tf.train.Checkpoint(found).read(folder + "/model.ckpt-6").expect_partial()
     squares = 1.0 + np.outer([1, 2, 3, 4, 5, 6], [4.0, 1.0, 1.0])  # of the mean gradients: 2, 1 and 1
@@ -142,12 +116,22 @@ def test_two_workers_that_step_together(tmp_path):
 
 STRATEGY_TASK = """
 import sys, json, tensorflow as tf
-if sys.argv[4] == "with tables":
-    import tfplugin
 cluster, job, task = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 server = tf.distribute.Server(cluster, job_name=job, task_index=task, protocol="grpc")
 print("ready", flush=True)
 server.join()
+"""
+
+#: Two servers and two workers, each a fork of a process that has imported TensorFlow alone.
+WITHOUT_TABLES = """
+import os, sys, tensorflow
+for task in (["ps", "0"], ["ps", "1"], ["worker", "0"], ["worker", "1"]):
+    if os.fork() == 0:
+        sys.argv += task
+        break
+else:
+    os.waitpid(-1, 0)
+    sys.exit("a task has ended")
 """
 
 CHIEF = """
@@ -280,41 +264,24 @@ print(json.dumps(said))
 """
 
 
-def _under_strategy(tmp_path, tables, chief=CHIEF):
+def _under_strategy(tmp_path, chief=CHIEF):
     """What the chief of two workers and two servers says at the end."""
+    cluster = _cluster_of_a_strategy()
+    with Tasks(tmp_path) as tasks:
+        others = [tasks.start(STRATEGY_TASK, cluster, job, str(i)) for job in ("ps", "worker") for i in (0, 1)]
+        for other in others:
+            other.wait_for_line("ready")
+        return tasks.start(chief, cluster, str(tmp_path / "model"), "with tables").result()
+
+
+def _cluster_of_a_strategy():
     addresses = [f"127.0.0.1:{port}" for port in free_ports(5)]
-    cluster = json.dumps({"ps": addresses[:2], "worker": addresses[2:4], "chief": addresses[4:]})
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, "-c", STRATEGY_TASK, cluster, job, str(i), tables],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=tmp_path,
-        )
-        for job in ("ps", "worker")
-        for i in (0, 1)
-    ]
-    try:
-        assert [task.stdout.readline() for task in tasks] == ["ready\n"] * 4
-        done = subprocess.run(
-            [sys.executable, "-c", chief, cluster, str(tmp_path / "model"), tables],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            cwd=tmp_path,
-        )
-    finally:
-        for task in tasks:
-            task.kill()
-            task.communicate()
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.dumps({"ps": addresses[:2], "worker": addresses[2:4], "chief": addresses[4:]})
 
 
 @pytest.mark.thorough
 def test_two_workers_and_two_servers_lose_no_update(tmp_path):
-    said = _under_strategy(tmp_path, "with tables")
+    said = _under_strategy(tmp_path)
     server = "/job:ps/replica:0/task:{}/device:CPU:0"
     assert said["devices"] == [server.format(task) for task in (0, 1, 0, 1, 0)]
     assert "/job:ps" not in said["whole"]
@@ -331,13 +298,28 @@ def test_two_workers_and_two_servers_lose_no_update(tmp_path):
 
 @pytest.mark.thorough
 def test_servers_that_have_not_imported_tfplugin_are_named(tmp_path):
-    said = _under_strategy(tmp_path, "without tables")
+    cluster = _cluster_of_a_strategy()
+    others = subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_TABLES + STRATEGY_TASK, cluster],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        assert [others.stdout.readline() for _ in range(4)] == ["ready\n"] * 4
+        with Tasks(tmp_path) as tasks:
+            said = tasks.start(CHIEF, cluster, "", "without tables").result()
+    finally:
+        os.killpg(others.pid, signal.SIGKILL)
+        others.communicate()
     assert "'t/part_0' cannot be made on parameter server 0" in said and "import tfplugin" in said
 
 
 @pytest.mark.thorough
 def test_tf_keras_fits_on_parameter_servers_and_keras_3_says_that_it_does_not(tmp_path):
-    said = _under_strategy(tmp_path, "with tables", KERAS_CHIEF)
+    said = _under_strategy(tmp_path, KERAS_CHIEF)
     assert "Keras 3 does not train under tf.distribute.ParameterServerStrategy" in said["keras"]
     assert "tf_keras" in said["keras"] and "apply_in_backward" in said["keras"]
     assert said["tf_keras"] == [[-8.0, -8.0], [-4.0, -4.0]]

@@ -1,9 +1,7 @@
 """tf.compat.v1.train.Saver: name-based checkpoints of key-value variables."""
 
 import json
-import os
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from tasks import Tasks
 
 import tfplugin
 
@@ -361,11 +360,9 @@ with tf.Graph().as_default(), v1.Session() as s:
     for n in range(2, 1000):
         saver.save(s, {str(tmp_path / "m")!r}, global_step=2)
 """
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline().strip() == "saved 1"
-    time.sleep(0.15)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    with Tasks(tmp_path) as tasks:
+        tasks.start(script).wait_for_line("saved 1")
+        time.sleep(0.15)
     with tf.Graph().as_default(), v1.Session() as session:
         table = tf.get_kv_variable("t", 64)
         v1.train.Saver().restore(session, str(tmp_path / "m-1"))

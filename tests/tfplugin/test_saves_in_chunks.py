@@ -6,11 +6,11 @@ import os
 import resource
 import subprocess
 import sys
-import textwrap
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from tasks import Tasks
 
 import kvtools
 import tfplugin
@@ -202,13 +202,11 @@ while True:
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["at once", "async"])
 def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path, how):
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), how]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        for saved in range(3):
-            assert process.stdout.readline(), saved
-        process.kill()
+    saved = tmp_path / "saved"
+    with Tasks(tmp_path) as tasks:
+        tasks.start(KILLED, str(saved), how).wait_for_line("3")
     table, step = tf.get_kv_variable("t", 64), tf.Variable(0)
-    path = tf.train.latest_checkpoint(str(tmp_path))
+    path = tf.train.latest_checkpoint(str(saved))
     tf.train.Checkpoint(t=table, step=step).restore(path).expect_partial()
     assert int(step) >= 1
     _, rows = table.export()

@@ -1,4 +1,4 @@
-"""Saves and restores on the ranks of `horovodrun`, and says so. Run by test_train.py.
+"""Saves and restores on two ranks, and says so. Run by test_train.py.
 
 python save_on_ranks.py FOLDER
 """

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from ports import free_ports
+from tasks import Tasks
 
 SERVER = """
 import sys, json, tensorflow as tf, tfplugin
@@ -73,23 +72,10 @@ print(json.dumps(after))
 def test_two_workers_train_tables_on_two_servers(tmp_path, partitioner):
     addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
     cluster = json.dumps({"ps": addresses[:2], "worker": addresses[2:]})
-    python = [sys.executable, "-c"]
-    servers = [
-        subprocess.Popen([*python, SERVER, cluster, str(i)], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-        for i in (0, 1)
-    ]
-    results = []
-    try:
-        assert [server.stdout.readline() for server in servers] == ["ready\n"] * 2
-        for task in ("0", "1"):
-            command = [*python, WORKER, cluster, task, str(tmp_path), partitioner]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=tmp_path)
-            assert done.returncode == 0, done.stderr[-3000:]
-            results.append(json.loads(done.stdout))
-    finally:
-        for server in servers:
-            server.kill()
-            server.communicate()
+    with Tasks(tmp_path) as tasks:
+        for server in [tasks.start(SERVER, cluster, str(i)) for i in (0, 1)]:
+            server.wait_for_line("ready")
+        results = [tasks.start(WORKER, cluster, task, str(tmp_path), partitioner).result() for task in ("0", "1")]
 
     # Adagrad in NumPy; the gradient of a key is the number of times that it is in the batch.
     value, squares = {}, {}

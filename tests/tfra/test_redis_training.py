@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from tasks import Tasks
 
 from tfplugin import dynamic_embedding as de
 
@@ -122,7 +121,9 @@ def test_restrict_removes_rows_slots_and_status(client, creator, key_dtype):
 
 
 WORKER = """
+import os
 import sys
+import time
 import tensorflow as tf
 from tfplugin import dynamic_embedding as de
 creator = de.RedisTableCreator(de.RedisTableConfig(sys.argv[1]))
@@ -130,7 +131,8 @@ v = de.Variable(dim=1, name="shared", initializer=0.0, kv_creator=creator)
 optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.SGD(1.0))
 first = int(sys.argv[2])
 print("ready", flush=True)
-sys.stdin.readline()
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.001)
 for _ in range(5):
     ids = tf.range(first, first + 10, dtype=tf.int64)
     loss = lambda: tf.reduce_sum(de.embedding_lookup(v, ids, name="x"))
@@ -138,25 +140,16 @@ for _ in range(5):
 """
 
 
-def test_processes_see_the_rows_of_each_other(creator):
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-c", WORKER, creator.config.redis_config_abs_dir, str(first)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for first in (0, 10)
-    ]
-    try:
+def test_processes_see_the_rows_of_each_other(creator, tmp_path):
+    begin = tmp_path / "begin"
+    with Tasks(tmp_path) as tasks:
+        config = creator.config.redis_config_abs_dir
+        workers = [tasks.start(WORKER, config, str(first), str(begin)) for first in (0, 10)]
         for worker in workers:
-            assert worker.stdout.readline() == "ready\n"
+            worker.wait_for_line("ready")
+        begin.touch()
         for worker in workers:
-            worker.communicate("\n", timeout=120)
-        assert [worker.returncode for worker in workers] == [0, 0]
-    finally:
-        for worker in workers:
-            worker.kill()
+            worker.wait()
     v = de.Variable(dim=1, name="shared", kv_creator=creator)
     assert by_key(v.export()) == {key: np.float32([-5]).tobytes() for key in range(20)}
 

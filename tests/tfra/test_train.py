@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import launch_on_ranks
+from ranks import fork_on_ranks
 
 from tfplugin import dynamic_embedding as de
 
@@ -52,6 +52,7 @@ def test_one_process_saves_a_graph(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 def test_two_ranks_save_and_restore_their_own_rows_and_fail_together(tmp_path):
-    done = launch_on_ranks(2, Path(__file__).with_name("save_on_ranks.py"), str(tmp_path), timeout=170)
+    script = Path(__file__).with_name("save_on_ranks.py")
+    done = fork_on_ranks(2, script, str(tmp_path), folder=tmp_path, timeout=170)
     assert done.returncode == 0, done.stdout[-3000:]
     assert "rank 0 is done" in done.stdout and "rank 1 is done" in done.stdout
