@@ -63,7 +63,7 @@ _auto: weakref.WeakSet[Any] = weakref.WeakSet()
 _now = threading.local()
 
 #: Whose code that asks for trainable weights wants those of Keras, and no tables.
-_LIBRARIES = ("keras", "tf_keras", "tensorflow", "tfplugin")
+_LIBRARIES = ("keras", "tf_keras", "keras_tuner", "tensorflow", "tfplugin")
 
 #: What stands between who asks and Keras.
 _WRAPPERS = (__name__, "tfplugin.wrapped_method", "tfplugin.modules", "tfplugin.sok.keras_layers")
