@@ -122,4 +122,6 @@ def weights_gradient_gradient(
         # Of weights of which some are left out it is slices.
         by_weights = tf.convert_to_tensor(inner.gradient(pooled, weights, gradient))
     by_rows, by_gradient, twice = outer.gradient(by_weights, [rows, gradient, weights], upstream)
+    # Where rows are gathered, slices, of which `tf.autodiff.ForwardAccumulator` would make nothing.
+    by_gradient = tf.convert_to_tensor(by_gradient)
     return bags, by_rows, by_gradient, None if twice is None else tf.convert_to_tensor(twice)

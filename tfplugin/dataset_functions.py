@@ -23,9 +23,15 @@ def refuse_lookups_that_train(
     untrained = step.left_out()
     if graph is not None and untrained and training_mode.inserts(graph):
         names = quoted(table_name(part, table) for part, table in untrained)
+        in_loop = ""
+        if transformation_name == "Dataset.scan()":  # which AutoGraph makes of loops
+            in_loop = (
+                " Of a loop over a dataset in a tf.function: have an optimizer update the table in the loop, or loop "
+                "over iter(dataset), out of which gradients come."
+            )
         raise ValueError(
             f"A function of {transformation_name} looks up key-value variable {names}: keys would be given rows there, "
             "as the dataset runs ahead, and no step would train them, since gradients do not reach into a dataset. "
             f"Look it up in the step. To read the rows that are there, call {transformation_name} inside "
-            "tfplugin.inference_mode(), or give the lookup training=False."
+            f"tfplugin.inference_mode(), or give the lookup training=False.{in_loop}"
         )

@@ -33,7 +33,7 @@ from tfplugin.keras_models import held_by, is_shard, is_table, looked_up_elsewhe
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.spilling import naming_the_way_out
 from tfplugin.table_files import FOLDER, SavedTables
-from tfplugin.wrapped_method import wrap_method
+from tfplugin.wrapped_method import defining_class, wrap_method
 
 # ---- What a file is to have ------------------------------------------------------------------------------------------
 
@@ -561,6 +561,22 @@ def _load_saved_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -
     return model
 
 
+def _reduce(original: Callable[..., Any], model: Any) -> tuple[Any, ...]:
+    """``__reduce__``, by which models are pickled: with the modules of layers of ours, which Keras does not import."""
+    make, args, *state = original(model)
+    layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else ()
+    modules = {cls.__module__ for layer in layers for cls in type(layer).__mro__}
+    ours = sorted(module for module in modules if module.partition(".")[0] == "tfplugin")
+    return (unpickled, (ours, make, *args), *state) if ours else (make, args, *state)
+
+
+def unpickled(modules: Sequence[str], make: Callable[..., Any], *args: Any) -> Any:
+    """What `make` makes of a pickled model, once the modules of its layers are there."""
+    for module in modules:
+        importlib.import_module(module)
+    return make(*args)
+
+
 def _telling_of_spills(load: Callable[..., Any]) -> Callable[..., Any]:
     """The same; where a table has no folder here for its file, Keras says so at the end of pages."""
 
@@ -604,6 +620,9 @@ _AROUND: dict[str, list[tuple[str, list[tuple[str, Callable[..., Any]]]]]] = {
 
 def _changes(keras: Any) -> Iterator[Callable[[], None]]:
     """Wraps what a Keras has."""
+    owner = defining_class(keras.Model, "__reduce__")
+    if owner is not object:
+        yield wrap_method(owner, "__reduce__", _reduce)
     for name, functions in _AROUND[keras.__name__]:
         with contextlib.suppress(ImportError):
             module = importlib.import_module(name)

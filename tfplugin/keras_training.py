@@ -63,10 +63,10 @@ _auto: weakref.WeakSet[Any] = weakref.WeakSet()
 _now = threading.local()
 
 #: Whose code that asks for trainable weights wants those of Keras, and no tables.
-_LIBRARIES = ("keras", "tf_keras", "tensorflow", "tfplugin")
+_LIBRARIES = ("keras", "tf_keras", "keras_tuner", "tensorflow", "tfplugin")
 
 #: What stands between who asks and Keras.
-_WRAPPERS = (__name__, "tfplugin.wrapped_method", "tfplugin.sok.keras_layers")
+_WRAPPERS = (__name__, "tfplugin.wrapped_method", "tfplugin.modules", "tfplugin.sok.keras_layers")
 
 
 # ---- Which tables a step trains --------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _with_tables(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
     """``trainable_weights`` and ``trainable_variables``: with tables, within a step that trains them, and by hand."""
     weights = getter(layer)
     trained = getattr(_now, "trained", None)
-    if trained is None and layer.trainable and not _asked_by_a_library():
+    if trained is None and layer.trainable and not asked_by_a_library():
         trained = TrainedTables.of_model(layer)
     if trained is None or not trained.parts or not layer.trainable:
         return weights
@@ -152,7 +152,7 @@ def _with_tables(getter: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
     return [*(weight for weight in weights if id(weight) not in held), *held.values()] if held else weights
 
 
-def _asked_by_a_library() -> bool:
+def asked_by_a_library() -> bool:
     """Whether what asks for weights is no code of the user's: the first frame beyond these wrappers tells."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") in _WRAPPERS:
@@ -520,16 +520,6 @@ def _exclude_from_weight_decay(
 
 
 @tf.autograph.experimental.do_not_convert
-def _compute_gradients(
-    original: Callable[..., Any], optimizer: Any, loss: Any, var_list: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """What ``minimize`` of tf_keras takes gradients by: a tape knows of lookups by itself, and cannot watch a table."""
-    if callable(loss) and not callable(var_list) and any(isinstance(one, KvVariable) for one in var_list):
-        return original(optimizer, loss, lambda: var_list, *args, **kwargs)
-    return original(optimizer, loss, var_list, *args, **kwargs)
-
-
-@tf.autograph.experimental.do_not_convert
 def _finalize(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """``finalize_variable_values`` of an optimizer, by which ``fit`` ends: weights become their moving averages."""
     returned = _given_weights(original, optimizer, *args, **kwargs)
@@ -686,9 +676,6 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
             yield wrap_method(optimizer, "apply", _apply)
         if "exclude_from_weight_decay" in vars(optimizer):
             yield wrap_method(optimizer, "exclude_from_weight_decay", _exclude_from_weight_decay)
-        for method in ("compute_gradients", "_compute_gradients"):
-            if method in vars(optimizer):
-                yield wrap_method(optimizer, method, _compute_gradients)
     named = [cls for cls in vars(keras.optimizers).values() if isinstance(cls, type)]
     for optimizer in dict.fromkeys([*named, *_optimizers(keras)]):
         if "build" in vars(optimizer):

@@ -2,7 +2,7 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations (TensorFlow's own extension point): of lookups for our two classes, of `tf.add_n` for slices.
-- Wrappers around 45 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+- Wrappers around 49 functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``_VariableStore._get_single_variable`` and ``_get_partitioned_variable``,
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, ``Saver.restore``,
   ``validate_and_slice_inputs`` and ``saver_from_object_based_checkpoint``, of `tf.train.Checkpoint`
@@ -15,8 +15,9 @@
   ``restore_captures``, by which `tf.saved_model.load` takes models, in the gradients of TensorFlow 1's control flow
   ``ZerosLikeV1WhileLoop``, ``WhileContext.AddBackpropIndexedSlicesAccumulator`` and that of Switch, and in TensorFlow
   2's what `loop_gradients`, `cond_gradients` and `table_handle` say; what calls functions of `tf.custom_gradient`; what
-  takes gradients (``imperative_grad``, ``_GradientsHelper``, ``GradientTape.jacobian``, ``batch_jacobian``), and what
-  freezes graphs; what traces functions of `tf.data`; and of `tf.function` ``make_function_context``, which tells its
+  takes gradients (``imperative_grad``, ``_GradientsHelper``, ``GradientTape.watch``, ``jacobian``, ``batch_jacobian``,
+  ``ForwardAccumulator._watch`` and ``_build_functions_for_outputs``), ``Module.trainable_variables``, and what freezes
+  graphs; what traces functions of `tf.data`; and of `tf.function` ``make_function_context``, which tells its
   traces apart, and ``ConcreteFunction.__call__``. Each passes everything that is not a key-value variable, or stands
   for one, through untouched.
 - In Keras what `keras_models`, `keras_inputs`, `keras_training`, `keras_averages`, `keras_builds`, `keras_files`,
@@ -80,18 +81,20 @@ from tfplugin import (
     loaded_functions,
     lookup,
     loop_gradients,
+    modules,
     named_restore,
     not_dense,
     restore_scope,
     slices_of_rows,
     table_handle,
+    tapes,
     training_mode,
     unconnected_gradients,
     unrestored_tables,
 )
 from tfplugin.get_kv_variable import get_kv_variable, refuse_name_of_table
 from tfplugin.optimizers import restored_objects, v1
-from tfplugin.wrapped_method import wrap_method
+from tfplugin.wrapped_method import wrap_method, wrap_property
 
 _undo: list[Callable[[], None]] = []
 #: Changes of parts of the plugin that are imported by themselves: what makes them, and what takes them back.
@@ -154,8 +157,11 @@ def install() -> None:
         (custom_gradient, "_graph_mode_decorator", custom_gradients.refuse_tables),
         (distribute_lib.ReplicaContextBase, "all_reduce", custom_gradients.all_reduce),
         (imperative_grad, "imperative_grad", unconnected_gradients.of_tape),
+        (tf.GradientTape, "watch", tapes.watch),
         (tf.GradientTape, "jacobian", not_dense.refuse_jacobian),
         (tf.GradientTape, "batch_jacobian", not_dense.refuse_jacobian),
+        (tf.autodiff.ForwardAccumulator, "_watch", tapes.refuse_tangents),
+        (concrete_function._TapeGradientFunctions, "_build_functions_for_outputs", tapes.refuse_tables),
         (gradients_util, "_GradientsHelper", unconnected_gradients.of_graph),
         (convert_to_constants._ConverterData, "__init__", frozen_graphs.refuse_tables_of_graph),
         (convert_to_constants._FunctionConverterData, "__init__", frozen_graphs.refuse_tables_of_function),
@@ -164,6 +170,7 @@ def install() -> None:
         (concrete_function.ConcreteFunction, "__call__", training_mode.call_concrete_function),
     ):
         _undo.append(wrap_method(owner, method, replacement))
+    _undo.append(wrap_property(tf.Module, "trainable_variables", modules.trainable_variables))
     _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))
     for hooks in (
         keras_inputs,

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.ops import default_gradient
 
 from tfplugin.kv_variable import KvVariable
+from tfplugin.slices_of_rows import differentiable
 
 _ZERO = tf.UnconnectedGradients.ZERO
 
@@ -23,6 +24,7 @@ def of_tape(
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
 ) -> Any:
     """``imperative_grad``, the gradients of a tape."""
+    target, output_gradients = differentiable(target, output_gradients)
     zero = unconnected_gradients in (_ZERO, _ZERO.value)
     if not zero or not any(isinstance(source, KvVariable) for source in sources_raw or ()):
         return original(tape, target, sources, output_gradients, sources_raw, unconnected_gradients)

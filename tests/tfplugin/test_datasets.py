@@ -42,6 +42,22 @@ def test_a_lookup_that_trains_is_an_error(make: Any, how: str, parts: int | None
     assert int(table.size()) == begun
 
 
+def test_a_loop_over_a_dataset_in_a_function_that_trains_nothing_in_it_names_the_way_out(make: Any) -> None:
+    table, dataset = make(dim=1, initializer=1.0), tf.data.Dataset.from_tensor_slices(IDS)
+
+    def gradient(batches: Any) -> Any:
+        with tf.GradientTape() as tape:
+            total = 0.0
+            for ids in batches:
+                total += tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
+        return tape.gradient(total, table)
+
+    with pytest.raises(ValueError, match=r"Of a loop over a dataset in a tf\.function: .* loop over iter\(dataset\)"):
+        tf.function(lambda: gradient(dataset))()
+    slices = tf.function(lambda: gradient(iter(dataset)))()
+    assert sorted(slices.indices.numpy()) == sorted(IDS) and slices.values.numpy().tolist() == [[1.0]] * 4
+
+
 def test_a_lookup_that_reads_or_says_that_it_inserts_is_none(make: Any) -> None:
     table = make(dim=1, initializer=1.0)
     table.upsert([3], [[5.0]])

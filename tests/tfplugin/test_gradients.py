@@ -164,3 +164,71 @@ def test_gradients_of_several_lookups_add_up(make, in_graph):
             tf.stack(gradients)
         slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), tf.constant([3, 2]))
         assert tf.add_n([slices, slices]).shape == (3, 2)  # of a dense variable, as ever
+
+
+def test_a_tape_watches_the_tables_that_it_is_told_to(make, partitioner):
+    table, other, dense = make(dim=2, partitioner=partitioner), make(name="w", dim=2), tf.Variable(2.0)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch([dense, table])
+        loss = dense * (_loss(table, IDS) + _loss(other, IDS))
+    of_dense, *of_parts = tape.gradient(loss, [dense, *_parts(table), other])
+    assert of_dense is not None and of_parts.pop() is None
+    assert _by_key(of_parts) == {key: [2 * one for one in row] for key, row in EXPECTED.items()}
+
+
+def test_a_module_lists_the_tables_that_it_trains(make, partitioner):
+    inner = tf.Module()
+    inner.frozen, inner.tables = make(name="f", trainable=False), [make(name="u", partitioner=partitioner)]
+    module = tf.Module()
+    module.dense, module.table, module.inner = tf.Variable(1.0), make(name="v", initializer=0.5), inner
+    module.again = module.table
+    wanted = [module.dense, module.table, *_parts(inner.tables[0])]
+    variables = module.trainable_variables
+    assert [id(one) for one in variables] == [id(one) for one in wanted]
+    assert len(module.variables) == 1
+
+    with tf.GradientTape() as tape:
+        loss = sum(tf.reduce_sum(tf.nn.embedding_lookup(one, IDS)) for one in (module.table, inner.tables[0]))
+    v1.train.GradientDescentOptimizer(0.25).apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    assert module.table.sparse_read([4, 9])[:, 0].numpy().tolist() == [0.0, 0.25]
+
+
+@pytest.mark.parametrize("combiner", ["sum", None])
+def test_forward_mode_goes_past_tables(make, partitioner, combiner):
+    table, dense = make(dim=2, partitioner=partitioner), tf.Variable([1.0, 2.0, 3.0])
+    table.upsert([4, -1, 9], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+
+    def pooled():
+        if combiner is None:
+            return tf.nn.embedding_lookup(table, [4, -1, 9]) * dense[:, None] ** 2
+        where = [[0, 0], [0, 1], [1, 0]]
+        ids, weights = (tf.SparseTensor(where, values, [2, 2]) for values in (tf.constant([4, -1, 9], tf.int64), dense))
+        return tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=combiner)
+
+    with tf.GradientTape() as tape:
+        of_rows = pooled()
+    jacobian = tape.jacobian(of_rows, dense)
+    tangent = tf.constant([1.0, -2.0, 0.5])
+    within = tf.function(lambda: _tangent_of(pooled, dense, tangent))
+    for found in (_tangent_of(pooled, dense, tangent), within()):
+        np.testing.assert_allclose(found, tf.tensordot(jacobian, tangent, 1), rtol=1e-5, atol=1e-6)
+
+
+def _tangent_of(compute, variable, tangent):
+    with tf.autodiff.ForwardAccumulator(variable, tangent) as accumulator:
+        return accumulator.jvp(compute())
+
+
+def test_forward_mode_names_the_way_out(make, partitioner):
+    table, dense = make(partitioner=partitioner), tf.Variable(2.0)
+    with pytest.raises(TypeError, match=r"'v(:0)?' has no tangent: .*Look its rows up before"):
+        tf.autodiff.ForwardAccumulator([dense, table], [1.0, 1.0])
+    looks_up = tf.function(lambda: dense * tf.nn.embedding_lookup(table, [1, 2]))
+    with pytest.raises(TypeError, match=r"looks a key-value variable up, .*ForwardAccumulator.* in the function"):
+        _tangent_of(looks_up, dense, 1.0)
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(dense * tf.nn.embedding_lookup(table, [1, 2]))
+        slices = tape.gradient(loss, _parts(table)[0])
+    with pytest.raises(TypeError, match=r"IndexedSlices, which no tape differentiates: give its \.values"):
+        outer.gradient(slices, dense)

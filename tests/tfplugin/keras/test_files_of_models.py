@@ -70,6 +70,18 @@ def test_training_goes_on_as_if_it_had_not_stopped(both_kerases, tmp_path, way):
     assert_alike(loaded, DATA[0][0])
 
 
+def test_what_unpickles_a_model_imports_the_layers_of_it(both_kerases, layers, monkeypatch):
+    # As in a process of multiprocessing's "spawn", which is given a model and has imported nothing.
+    keras = both_kerases
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layers.Embedding(2, combiner="sum")])
+    data, import_module, imported = pickle.dumps(model), importlib.import_module, []
+    monkeypatch.setattr(importlib, "import_module", lambda name: imported.append(name) or import_module(name))
+    assert isinstance(pickle.loads(data).layers[-1], layers.Embedding)
+    assert layers.__name__ in imported
+    plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert b"tfplugin" not in pickle.dumps(plain)
+
+
 @pytest.mark.parametrize("kind", ["w.weights.h5", "m.keras", "checkpoint"])
 @pytest.mark.parametrize("built", [True, False], ids=["built", "unbuilt"])
 def test_weights_go_into_another_model(both_kerases, tmp_path, kind, built):

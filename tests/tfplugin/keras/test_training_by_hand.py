@@ -72,6 +72,9 @@ def test_what_keras_itself_asks_for_has_no_tables(both_kerases):
     optimizer.build(models.ours.trainable_variables)
     models.ours.compile(optimizer, "mse")
     models.ours.fit(*DATA[0], verbose=0)
+    tuner = {"__name__": "keras_tuner.src.engine.tuner"}
+    exec("def count(model):\n    return len(model.trainable_weights)", tuner)
+    assert tuner["count"](models.ours) == len(models.ours.weights)
 
 
 @pytest.mark.parametrize("scales", [False, True])
