@@ -102,7 +102,7 @@ class ArrayTable(TableReader):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        return self._chosen(columns).take(np.asarray(rows, np.int64))
+        return self._chosen(columns).take(self.row_numbers(rows))
 
     def extra(self, name: str) -> Array:
         """Return an extra array; see `TableReader.extra`."""
@@ -205,11 +205,14 @@ def table_from_arrays(
 def _array(
     doing: str, what: str, given: Any, dtypes: tuple[str, ...], shape: tuple[str, ...], rows: int | None
 ) -> Array:
-    array: Array = np.asarray(given)
+    expected = ", ".join(["n" if rows is None else str(rows), *shape[1:]])
+    try:
+        array: Array = np.asarray(given)
+    except ValueError as error:
+        raise UsageError(f"{doing}: {what} are lists of several lengths, expected an array [{expected}]") from error
     if array.dtype.name not in dtypes:
         raise UsageError(f"{doing}: {what} are {array.dtype.name}, expected {' or '.join(dtypes)}")
     fits = array.ndim == len(shape) and (rows is None or len(array) == rows) and 0 not in array.shape[1:]
     if not fits:
-        expected = ", ".join(["n" if rows is None else str(rows), *shape[1:]])
         raise UsageError(f"{doing}: {what} have shape {list(array.shape)}, expected [{expected}]")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

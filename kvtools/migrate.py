@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import operator
 import os
 import shutil
 import threading
@@ -52,6 +53,7 @@ from kvtools.replace_output import (
 from kvtools.row_mask import RowMask
 from kvtools.shown_tables import counted
 from kvtools.status_names import status_tables
+from kvtools.table_names import listed, near
 from kvtools.table_view import MaskedTable, rows_below
 from kvtools.url_password import without_password
 
@@ -186,6 +188,7 @@ def write_tables(
         ```
     """
     options = options or WriteOptions()
+    tables = _readers(tables, output)
     output = output_of(output, to, [beside] if beside else [])
     tables = [_writable(output, to).completed(table) for table in tables]
     plan = _plan(tables, output, to, beside, parts, options)
@@ -229,6 +232,18 @@ def write_tables(
         if verify:
             account = _verify(account, written, dialect, tables, plan.fits, options, workers, progress)
     return account
+
+
+def _readers(tables: Iterable[TableReader], output: str | os.PathLike[str]) -> list[TableReader]:
+    """Return tables as a list; raises `UsageError` where they are something else: a checkpoint, or one table alone."""
+    found = None if isinstance(tables, TableReader | Mapping | Checkpoint) else list(tables)
+    if found is None or not all(isinstance(table, TableReader) for table in found):
+        what = tables if found is None else next(one for one in found if not isinstance(one, TableReader))
+        raise UsageError(
+            f"writing '{output}': got {type(what).__name__}, expected a list of tables; those of a checkpoint are"
+            " checkpoint.select([])"
+        )
+    return found
 
 
 def _check_compression(dialect: Dialect, options: WriteOptions) -> None:
@@ -455,7 +470,15 @@ def _plan(
     options: WriteOptions,
 ) -> _Plan:
     dialect = _writable(output, to)
-    wanted = {table.schema.name: parts for table in tables} if isinstance(parts, int) else dict(parts or {})
+    by_name = isinstance(parts, Mapping) or parts is None
+    wanted = dict(parts or {}) if by_name else {table.schema.name: operator.index(parts) for table in tables}
+    names = [table.schema.name for table in tables]
+    unknown = next((name for name in (*wanted, *options.rows_as) if name not in names), None)
+    if unknown is not None:
+        raise UsageError(
+            f"writing '{output}': got something for table '{unknown}', expected one of those written:"
+            f" {listed(names)}{near(unknown, names)}"
+        )
     too_few = next((number for number in wanted.values() if number < 1), None)
     if too_few is not None:
         raise UsageError(f"writing '{output}': got {too_few} parts, expected 1 or more")

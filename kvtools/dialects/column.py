@@ -14,6 +14,7 @@ import numpy as np
 
 import kvtools._checked_io as _checked_io
 from kvtools.dialects.chunk import Array
+from kvtools.dialects.same_file import SameFile
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.remote.stored import stored, take_runs
 
@@ -95,9 +96,10 @@ class RawColumn:
         self.row_bytes = dtype.itemsize * math.prod(row_shape)
         self._offset = offset
         try:
-            held = path.stat().st_size - offset
+            self._same = SameFile(path)
         except OSError as error:
             raise BadInputError(f"opening '{path}': {error.strerror or error}; copy every file") from error
+        held = self._same.size - offset
         if rows is None:
             if held < 0 or (held % self.row_bytes if self.row_bytes else held):
                 raise CorruptFileError(
@@ -167,10 +169,7 @@ class RawColumn:
     def _file(self) -> int:
         with self._opening:
             if self._descriptor < 0:
-                try:
-                    self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise BadInputError(f"opening '{self.path}': {error.strerror or error}") from error
+                self._descriptor = self._same.open()
             return self._descriptor
 
 

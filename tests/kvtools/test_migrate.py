@@ -248,9 +248,22 @@ def test_usage(tmp_path: Path, sample_path: Path) -> None:
         write_tables([one], tmp_path / "a", "nope")
     with pytest.raises(UsageError, match="got 0 workers"):
         write_tables([one], tmp_path / "a", "tfplugin", workers=0)
+    with pytest.raises(
+        UsageError, match=r"got something for table 'enb', expected one of those written: 'emb'; did you"
+    ):
+        write_tables([one], tmp_path / "a", "tfplugin", parts={"enb": 2})
+    with pytest.raises(UsageError, match="got something for table 'enb'"):
+        write_tables([one], tmp_path / "a", "snapshot", options=WriteOptions(rows_as={"enb": "int8"}))
+    for no_tables in (one, {"emb": one}, kvtools.open(sample_path), [one, one.take([0])]):
+        with pytest.raises(UsageError, match=r"expected a list of tables; those of a checkpoint are checkpoint.select"):
+            write_tables(no_tables, tmp_path / "a", "tfplugin")  # type: ignore[arg-type]
+    for options in ({"batch_rows": 0}, {"memory": -1}):
+        with pytest.raises(UsageError, match="making options of a writer: got"):
+            WriteOptions(**options)
     with pytest.raises(OutputError, match="is no folder"):
         write_tables([one], sample_path / "model.ckpt-7.index" / "a", "tfplugin")
     assert [file.name for file in tmp_path.iterdir()] == ["sample"]
+    assert write_tables([one], tmp_path / "a", "tfplugin", parts=np.int64(2)).tables[0].parts == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["model.ckpt-7", "tables", "a.b/c", "x.zip", "ftp://host/a"])
