@@ -470,9 +470,11 @@ def _plan(
     options: WriteOptions,
 ) -> _Plan:
     dialect = _writable(output, to)
-    by_name = isinstance(parts, Mapping) or parts is None
-    wanted = dict(parts or {}) if by_name else {table.schema.name: operator.index(parts) for table in tables}
     names = [table.schema.name for table in tables]
+    if parts is None or isinstance(parts, Mapping):
+        wanted = dict(parts or {})
+    else:
+        wanted = dict.fromkeys(names, operator.index(parts))
     unknown = next((name for name in (*wanted, *options.rows_as) if name not in names), None)
     if unknown is not None:
         raise UsageError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,11 @@ def test_a_checkpoint_is_a_mapping_of_tables(sample_path: Path) -> None:
         checkpoint["user"]
     assert isinstance(caught.value, UnknownTableError) and str(caught.value).startswith("opening table 'user'")
     assert bool(Checkpoint("m", "memory", {}))
+
+
+def test_names_are_listed_before_they_are_loaded() -> None:
+    listed = "import kvtools; assert {*kvtools.__all__} <= {*dir(kvtools)}, dir(kvtools)"
+    subprocess.run([sys.executable, "-c", listed], check=True)
 
 
 def test_an_empty_path_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
