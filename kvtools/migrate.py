@@ -183,8 +183,8 @@ def write_tables(
 
     Example:
         ```python
-        checkpoint = open_checkpoint("model.ckpt-100")
-        account = write_tables(checkpoint.select([]), "tables.h5", "hdf5", beside=checkpoint)
+        checkpoint = kvtools.open("model.ckpt-100")
+        account = kvtools.write_tables(checkpoint.select([]), "tables.h5", "hdf5", beside=checkpoint)
         ```
     """
     options = options or WriteOptions()
