@@ -656,12 +656,26 @@ def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
                 keys.append(chunk.keys.copy())
             cut += task.fit.cut_freqs(chunk)
             chunk = task.fit.convert(chunk)
+            _check_columns(chunk, schema)
             for target, piece in _routed(chunk, schema.parts, task.route, at):
                 task.shard.write(target, at[target], piece)
                 at[target] += len(piece)
             if progress:
                 progress(schema.name, len(chunk), task.fit.source.rows)
     return CopyResult(schema.name, total, cut, task.shard.finish(), keys)
+
+
+def _check_columns(chunk: Chunk, schema: TableSchema) -> None:
+    """Raise `BadInputError` where columns are not of the rows that there are keys of: a reader may be anybody's."""
+    columns = {"values": (chunk.values, schema.dim)}
+    columns |= {f"slot '{slot.name}'": (chunk.slots.get(slot.name), slot.width) for slot in schema.slots}
+    for name, (column, width) in columns.items():
+        if column is None or column.shape != (len(chunk), width):
+            got = "none" if column is None else list(column.shape)
+            raise BadInputError(
+                f"reading table '{schema.name}': got {name} {got} with {len(chunk)} keys, expected"
+                f" {[len(chunk), width]}"
+            )
 
 
 def _routed(chunk: Chunk, parts: int, route: str | None, at: Mapping[int, int]) -> Iterator[tuple[int, Chunk]]:

@@ -14,7 +14,7 @@ import kvtools
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.bundle import reader
 from kvtools.dialects.bundle_output import plain_columns
-from kvtools.dialects.chunk import Chunk
+from kvtools.dialects.chunk import Chunk, Columns
 from kvtools.dialects.detect import dialect_for, dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import TableReader
@@ -27,7 +27,7 @@ from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, Ou
 from kvtools.migrate import write_tables
 from kvtools.partition import owners
 from kvtools.row_mask import RowMask
-from kvtools.table_view import MaskedTable
+from kvtools.table_view import MaskedTable, TableView
 
 
 def table(name: str = "emb", n: int = 20, *, parts: int = 1, **more: Any) -> TableReader:
@@ -234,6 +234,21 @@ def test_a_key_that_does_not_fit_is_named_and_nothing_is_written(tmp_path: Path,
     with pytest.raises(BadInputError, match=r"table 'emb'.* key 2147483648 does not fit int32, expected -2147483648"):
         write_tables([source], tmp_path / "a", holding(key_dtypes=("int32",)), workers=workers)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dialect", ["tfra_files", "tfplugin", "parquet"])
+@pytest.mark.parametrize(
+    "values", [None, np.ones((2, 2), np.float32), np.ones((3, 1), np.float32)], ids=["none", "few", "narrow"]
+)
+def test_columns_of_a_reader_are_of_the_rows_of_its_keys(tmp_path: Path, dialect: str, values: Any) -> None:
+    class Reader(TableView):
+        def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
+            yield Chunk(np.arange(3), values)
+
+    whole = kvtools.table_from_arrays("emb", np.arange(3), np.ones((3, 2), np.float32))
+    with pytest.raises(BadInputError, match=r"reading table 'emb': got values .* with 3 keys, expected \[3, 2\]"):
+        write_tables([Reader(whole, whole.schema)], tmp_path / "a", dialect)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_usage(tmp_path: Path, sample_path: Path) -> None:

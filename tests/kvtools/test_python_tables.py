@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import subprocess
 import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,23 @@ def test_rows_of_two_files_are_never_mixed(dialect: str, tmp_path: Path) -> None
     for read in (lambda: unread.take([0]), lambda: [*unread.chunks()], lambda: unread.get([*old])):
         with pytest.raises(BadInputError, match="changed since it was opened; open it again"):
             read()
+
+
+@pytest.mark.parametrize("dialect", ["tfplugin", "parquet", "arrow", "hdf5", "npz", "snapshot", "tfra_files"])
+def test_a_table_is_read_by_threads_and_where_it_is_unpickled(dialect: str, tmp_path: Path) -> None:
+    source = a_table(slots={}, freqs=None)
+    write_tables([source], tmp_path / "tables", dialect)
+    table = next(iter(kvtools.open(tmp_path / "tables").tables.values()))
+    again = pickle.loads(pickle.dumps(table))
+
+    def right(one: Any) -> bool:
+        taken = one.take(np.arange(0, 1000, 7))
+        return all(
+            np.array_equal(chunk.values, source[chunk.keys]) for chunk in (*one.chunks(rows=301), taken)
+        ) and np.array_equal(one.get(np.arange(50))[0], source.get(np.arange(50))[0])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(right, [table, again] * 4))
 
 
 def test_a_table_is_not_taken_for_a_list_of_rows() -> None:
