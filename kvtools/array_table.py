@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, get_args
 
 import numpy as np
@@ -160,7 +161,13 @@ def table_from_arrays(
     doing = f"making table '{name}' of arrays"
     if not name:
         raise UsageError("making a table of arrays: it has no name, expected one")
-    if parts < 1 or partition not in RULES:
+    if not isinstance(name, str):
+        raise UsageError(f"making a table of arrays: got name {name!r}, expected text")
+    if not (slots is None or isinstance(slots, Mapping)) or not all(
+        isinstance(slot, str) and slot for slot in slots or ()
+    ):
+        raise UsageError(f"{doing}: got slots {slots!r:.60}, expected arrays [n, width] by name")
+    if not isinstance(parts, Integral) or parts < 1 or partition not in RULES:
         raise UsageError(
             f"{doing}: got {parts} parts by rule '{partition}', expected 1 or more, by {' or '.join(RULES)}"
         )

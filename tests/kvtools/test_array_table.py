@@ -75,6 +75,10 @@ def test_foreign_byte_order_is_turned() -> None:
         ({"parts": 0}, "got 0 parts"),
         ({"partition": "odd"}, "rule 'odd'"),
         ({"name": ""}, "it has no name"),
+        ({"name": b"emb"}, "got name b'emb', expected text"),
+        ({"parts": 2.5}, "got 2.5 parts"),
+        ({"slots": [VALUES]}, r"expected arrays \[n, width\] by name"),
+        ({"slots": {1: VALUES}}, "got slots {1: "),
     ],
 )
 def test_what_makes_no_table_is_told(arguments: dict[str, object], message: str) -> None:
