@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from kvtools.errors import UsageError
 from kvtools.partition import RULES
@@ -99,6 +99,31 @@ class Options:
             raise UsageError(
                 "making a client: the api_key has characters that no header may have; check it for line ends"
             )
+
+
+class OptionArguments(TypedDict, total=False):
+    """The options as keyword arguments of a client; see `Options`."""
+
+    timeout: float
+    connect_timeout: float
+    attempt_timeout: float | None
+    retries: int
+    backoff: float
+    backoff_limit: float
+    hedge: float | Literal["p95"] | None
+    rest: float
+    max_idle: int
+    idle: float
+    at_once: int
+    max_keys: int
+    max_answer_bytes: int
+    api_key: str | None
+    tls: ssl.SSLContext | None
+    ca_file: str | None
+    rule: str
+    shard_down: Literal["error", "missing"]
+    model: str | None
+    export: str | None
 
 
 def _is_number(value: Any) -> bool:
