@@ -218,7 +218,9 @@ def _array(
     except ValueError as error:
         raise UsageError(f"{doing}: {what} are lists of several lengths, expected an array [{expected}]") from error
     if array.dtype.name not in dtypes:
-        raise UsageError(f"{doing}: {what} are {array.dtype.name}, expected {' or '.join(dtypes)}")
+        rows_apart = array.dtype == object and len(shape) == 2  # as a column of pandas has them
+        hint = "; numpy.stack makes one array of rows that lie apart" if rows_apart else ""
+        raise UsageError(f"{doing}: {what} are {array.dtype.name}, expected {' or '.join(dtypes)}{hint}")
     fits = array.ndim == len(shape) and (rows is None or len(array) == rows) and 0 not in array.shape[1:]
     if not fits:
         raise UsageError(f"{doing}: {what} have shape {list(array.shape)}, expected [{expected}]")
