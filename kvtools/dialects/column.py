@@ -125,7 +125,9 @@ class RawColumn:
     def chunks(self, chunk_rows: int, *, verify: bool = True) -> Iterator[Array]:
         """Yield copies of all rows in order; there is nothing to verify."""
         for start in range(0, self.rows, chunk_rows):
-            yield self._copy(start, min(start + chunk_rows, self.rows))
+            piece = self._copy(start, min(start + chunk_rows, self.rows))
+            self._same.check(self._file())
+            yield piece
 
     def take(self, rows: Array) -> Array:
         """Copy the rows of these int64 numbers [n]."""
@@ -143,8 +145,10 @@ class RawColumn:
         return self._map()
 
     def _map(self) -> Array:
+        size = self.rows * self.row_bytes
+        if size:
+            self._same.check(self._file())  # where it was cut, a map of it would end the process
         if self._mapped is None:
-            size = self.rows * self.row_bytes
             data: bytes | mmap.mmap = b""
             if size:
                 data = mmap.mmap(self._file(), self._offset + size, access=mmap.ACCESS_READ)
@@ -208,7 +212,8 @@ class CheckedColumn(RawColumn):
         crc, seen = self._start, 0
         if verify and self.rows == 0:
             self._check(crc)
-        for chunk in super().chunks(chunk_rows):
+        for start in range(0, self.rows, chunk_rows):
+            chunk = self._copy(start, min(start + chunk_rows, self.rows))
             seen += len(chunk)
             if verify:
                 crc = self._checksum(crc, chunk.reshape(-1).view(np.uint8))

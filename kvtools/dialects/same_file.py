@@ -54,10 +54,13 @@ class SameFile:
             raise
         return descriptor
 
-    def check(self) -> None:
-        """Raise `BadInputError` where it is another file by now; for whoever has just opened its path otherwise."""
+    def check(self, descriptor: int | None = None) -> None:
+        """Raise `BadInputError` where its path leads to another file by now, or the open one was written over.
+
+        For whoever has just opened its path otherwise, or reads bytes of `descriptor` that no checksum tells of.
+        """
         try:
-            status = self.path.stat()
+            status = self.path.stat() if descriptor is None else os.fstat(descriptor)
         except OSError as error:
             raise BadInputError(f"reading '{self.path}': {error.strerror or error}") from error
         self._check(status)

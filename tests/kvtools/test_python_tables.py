@@ -197,6 +197,18 @@ def test_rows_of_two_files_are_never_mixed(dialect: str, tmp_path: Path) -> None
             read()
 
 
+@pytest.mark.parametrize("dialect", ["deeprec", "hdf5", "npz", "sok", "tfra_files"])
+def test_a_file_that_was_written_over_is_an_error_and_ends_no_process(dialect: str, tmp_path: Path) -> None:
+    """Rows that are taken have no checksum, and a map of a file that is cut gives a signal."""
+    write_tables([a_table(slots={}, freqs=None)], tmp_path / "tables", dialect)
+    table = next(iter(kvtools.open(tmp_path / "tables").tables.values()))
+    table.take(np.arange(1000))
+    for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        file.write_bytes(b"")
+    with pytest.raises(BadInputError, match="changed since it was opened; open it again"):
+        table.take(np.arange(1000))
+
+
 @pytest.mark.parametrize("dialect", ["tfplugin", "parquet", "arrow", "hdf5", "npz", "snapshot", "tfra_files"])
 def test_a_table_is_read_by_threads_and_where_it_is_unpickled(dialect: str, tmp_path: Path) -> None:
     source = a_table(slots={}, freqs=None)

@@ -392,19 +392,17 @@ class Bundle:
             return self._files[shard]
 
     def _map(self, shard: int) -> mmap.mmap | bytes:
+        if self._salvage and shard not in self._data_files:
+            return b""
+        file = self._file(shard)
+        self._data_files[shard].check(file)  # where it was cut, a map of it would end the process
         with self._opening:
             if shard not in self._maps:
-                if shard not in self._data_files:
-                    return b""
-                file = self._files[shard] if shard in self._files else self._open(shard)
                 try:
                     empty = self._data_files[shard].size == 0
                     self._maps[shard] = b"" if empty else mmap.mmap(file, 0, access=mmap.ACCESS_READ)
                 except OSError as error:
                     raise self._not_opened(shard, error) from error
-                finally:
-                    if shard not in self._files:
-                        os.close(file)
             return self._maps[shard]
 
     def _open(self, shard: int) -> int:
