@@ -27,12 +27,17 @@ _LOADED_WHEN_USED = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LOADED_WHEN_USED:
-        raise AttributeError(f"module 'kvtools' has no attribute '{name}'")
-    import importlib
+if not TYPE_CHECKING:  # or checkers of types would take any name for one of these
 
-    return getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _LOADED_WHEN_USED:
+            raise AttributeError(f"module 'kvtools' has no attribute '{name}'")
+        import importlib
+
+        return getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LOADED_WHEN_USED})
 
 
 def open(

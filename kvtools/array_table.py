@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, get_args
 
 import numpy as np
@@ -102,7 +103,7 @@ class ArrayTable(TableReader):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        return self._chosen(columns).take(np.asarray(rows, np.int64))
+        return self._chosen(columns).take(self.row_numbers(rows))
 
     def extra(self, name: str) -> Array:
         """Return an extra array; see `TableReader.extra`."""
@@ -160,7 +161,13 @@ def table_from_arrays(
     doing = f"making table '{name}' of arrays"
     if not name:
         raise UsageError("making a table of arrays: it has no name, expected one")
-    if parts < 1 or partition not in RULES:
+    if not isinstance(name, str):
+        raise UsageError(f"making a table of arrays: got name {name!r}, expected text")
+    if not (slots is None or isinstance(slots, Mapping)) or not all(
+        isinstance(slot, str) and slot for slot in slots or ()
+    ):
+        raise UsageError(f"{doing}: got slots {slots!r:.60}, expected arrays [n, width] by name")
+    if not isinstance(parts, Integral) or parts < 1 or partition not in RULES:
         raise UsageError(
             f"{doing}: got {parts} parts by rule '{partition}', expected 1 or more, by {' or '.join(RULES)}"
         )
@@ -205,11 +212,16 @@ def table_from_arrays(
 def _array(
     doing: str, what: str, given: Any, dtypes: tuple[str, ...], shape: tuple[str, ...], rows: int | None
 ) -> Array:
-    array: Array = np.asarray(given)
+    expected = ", ".join(["n" if rows is None else str(rows), *shape[1:]])
+    try:
+        array: Array = np.asarray(given)
+    except ValueError as error:
+        raise UsageError(f"{doing}: {what} are lists of several lengths, expected an array [{expected}]") from error
     if array.dtype.name not in dtypes:
-        raise UsageError(f"{doing}: {what} are {array.dtype.name}, expected {' or '.join(dtypes)}")
+        rows_apart = array.dtype == object and len(shape) == 2  # as a column of pandas has them
+        hint = "; numpy.stack makes one array of rows that lie apart" if rows_apart else ""
+        raise UsageError(f"{doing}: {what} are {array.dtype.name}, expected {' or '.join(dtypes)}{hint}")
     fits = array.ndim == len(shape) and (rows is None or len(array) == rows) and 0 not in array.shape[1:]
     if not fits:
-        expected = ", ".join(["n" if rows is None else str(rows), *shape[1:]])
         raise UsageError(f"{doing}: {what} have shape {list(array.shape)}, expected [{expected}]")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

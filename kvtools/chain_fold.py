@@ -135,7 +135,7 @@ class FoldedTable(TableReader):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        rows = np.asarray(rows, np.int64)
+        rows = self.row_numbers(rows)
         if not self._same_parts:
             return self._merged.take(self._order[rows], columns)
         first, in_merged = self._runs

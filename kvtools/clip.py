@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,7 @@ class Clip:
     A row with a NaN or an infinity is no small row: it is kept, and counted by `non_finite`.
 
     Raises:
-        UsageError: the threshold is negative, NaN or infinite.
+        UsageError: there is no such norm, or the threshold is negative, NaN or infinite.
 
     Example:
         >>> Clip("abs", 0.5).keep(np.array([[0.5, 0.0], [0.4, -0.4], [np.nan, 0.0]])).tolist()
@@ -63,6 +63,8 @@ class Clip:
     threshold: float
 
     def __post_init__(self) -> None:
+        if self.norm not in ("abs", "l2"):
+            raise UsageError(f"clipping: got norm {self.norm!r}, expected 'abs' or 'l2'")
         if not (math.isfinite(self.threshold) and self.threshold >= 0):
             raise UsageError(
                 f"clipping by {self.norm}: got threshold {self.threshold}, expected a finite number of 0 or more"
@@ -89,6 +91,10 @@ class Age:
     timed: bool
     now: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.amount < 0:
+            raise UsageError(f"clipping by age: got an age of {self.amount}, expected 0 or more")
+
 
 @dataclass(frozen=True)
 class Top:
@@ -96,6 +102,12 @@ class Top:
 
     rows: int
     by: By
+
+    def __post_init__(self) -> None:
+        if self.rows < 0:
+            raise UsageError(f"clipping to the top rows: got {self.rows}, expected 0 or more")
+        if self.by not in get_args(By):
+            raise UsageError(f"clipping to the top rows: got by {self.by!r}, expected one of {', '.join(get_args(By))}")
 
 
 @dataclass(frozen=True)
@@ -128,8 +140,6 @@ class Criteria:
     def __post_init__(self) -> None:
         if self.min_freq is not None and self.min_freq < 0:
             raise UsageError(f"clipping by frequency: got {self.min_freq}, expected 0 or more")
-        if self.top is not None and self.top.rows < 0:
-            raise UsageError(f"clipping to the top rows: got {self.top.rows}, expected 0 or more")
 
     @property
     def empty(self) -> bool:

@@ -176,7 +176,9 @@ def to_pandas(
 def _chosen(names: Sequence[str] | None) -> Columns:
     if names is None:
         return ALL_COLUMNS
-    unknown = [name for name in names if name not in NAMES] if not isinstance(names, str) else [names]
+    if isinstance(names, str):
+        raise UsageError(f"choosing columns: got {names!r}, expected a list: [{names!r}]")
+    unknown = [name for name in names if name not in NAMES]
     if unknown:
         raise UsageError(
             f"choosing columns: got {unknown[0]!r}, expected a list of {', '.join(map(repr, NAMES))}; keys always come"

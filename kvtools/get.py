@@ -108,7 +108,7 @@ class ChosenRows(TableView):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        return dataclasses.replace(self.source.take(self.rows_chosen[rows], columns), part=0)
+        return dataclasses.replace(self.source.take(self.rows_chosen[self.row_numbers(rows)], columns), part=0)
 
 
 @dataclasses.dataclass(frozen=True)

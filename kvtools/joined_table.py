@@ -78,7 +78,7 @@ class JoinedTable(TableReader):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        rows = np.asarray(rows, np.int64)
+        rows = self.row_numbers(rows)
         which = self.source_of(rows)
         order = np.argsort(which, kind="stable")
         pieces = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools.dialects.chunk import Array
-from kvtools.errors import BadInputError
+from kvtools.errors import BadInputError, UsageError
 from kvtools.key_file import key_blocks
 
 
@@ -39,7 +40,7 @@ class KeyList:
 
 
 def key_list(keys: Array | Sequence[int]) -> KeyList:
-    """Return a list of these integers; raises `OverflowError` for one of more than 64 bits.
+    """Return a list of these integers; raises `OverflowError` for one of more than 64 bits, `UsageError` for none.
 
     >>> len(key_list([5, 7, 5]))
     2
@@ -47,13 +48,18 @@ def key_list(keys: Array | Sequence[int]) -> KeyList:
     # NumPy would make floats of integers that no one type of its own holds.
     array = keys if isinstance(keys, np.ndarray) else np.array(keys, object)
     if array.dtype == object:  # Python's own integers, of both kinds
-        numbers = array.tolist()
+        try:
+            numbers = [operator.index(key) for key in array.tolist()]
+        except TypeError as error:
+            raise UsageError(f"listing keys: {error}, expected integers [n]") from error
         top = np.iinfo(np.int64).max
         signed = np.array([number for number in numbers if number <= top], np.int64)
         return KeyList(np.unique(signed), np.unique(np.array([n for n in numbers if n > top], np.uint64)))
     if array.dtype == np.uint64:
         small = array <= np.uint64(np.iinfo(np.int64).max)
         return KeyList(np.unique(array[small].astype(np.int64)), np.unique(array[~small]))
+    if array.dtype.kind not in "iu" and len(array):
+        raise UsageError(f"listing keys: got {array.dtype}{list(array.shape)}, expected integers [n]")
     return KeyList(np.unique(array.astype(np.int64)), np.empty(0, np.uint64))
 
 

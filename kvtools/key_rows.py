@@ -55,13 +55,13 @@ def get_rows(table: TableReader, keys: Any, default: Any = None) -> Any:
         return _values(table, rows)[0] if found[0] else default
     values = np.zeros((len(wanted), table.dim), table.value_dtype)
     if default is not None:
-        try:
-            values[:] = np.asarray(default, table.value_dtype)
-        except (ValueError, TypeError) as error:
+        row = _fitting(table, default)
+        if row.shape not in ((), (table.dim,)):
             raise UsageError(
-                f"looking up keys in table '{table.schema.name}': got a default of shape {list(np.shape(default))},"
-                f" expected a number, or [{table.dim}]"
-            ) from error
+                f"looking up keys in table '{table.schema.name}': got a default of shape {list(row.shape)}, expected a"
+                f" number, or [{table.dim}]"
+            )
+        values[:] = row
     values[found] = _values(table, rows[found])
     return FoundRows(values, found)
 
@@ -108,19 +108,35 @@ def _values(table: TableReader, rows: Array) -> Array:
     return values
 
 
+def _fitting(table: TableReader, default: Any) -> Array:
+    """Return what keys without a row get in the type of the values, which has to hold it."""
+    doing = f"looking up keys in table '{table.schema.name}'"
+    try:
+        given = np.asarray(default)
+        with np.errstate(all="ignore"):
+            row = given.astype(table.value_dtype)
+        whole = row.dtype.kind in "iub"
+        fits = (row == given).all() if whole else (np.isfinite(row) == np.isfinite(given.astype(np.float64))).all()
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UsageError(f"{doing}: got default={default!r:.60}, expected a number, or [{table.dim}]") from error
+    if not fits:
+        raise UsageError(f"{doing}: got default={default!r:.60}, expected what {table.value_dtype} holds")
+    return row
+
+
 def _keys(table: TableReader, keys: Any) -> tuple[Array, bool]:
     """Return keys as an array [n] of integers, and whether it was one alone."""
-    array = np.asarray(keys)
+    try:
+        array = np.asarray(keys)
+    except ValueError as error:  # lists of several lengths
+        raise _no_keys(table, keys) from error
     if array.dtype.kind == "f" and not isinstance(keys, np.ndarray | np.generic):
         array = np.asarray(keys, object)  # or NumPy makes floats of integers of 64 bits and others
     single = array.ndim == 0
     if array.ndim < 2 and not array.size:
         return np.empty(0, np.int64), False
     if array.ndim > 1 or array.dtype.kind not in "iuO" or isinstance(keys, bool | np.bool_):
-        raise UsageError(
-            f"looking up keys in table '{table.schema.name}': got {type(keys).__name__} {str(keys)[:40]!r}, expected an"
-            " integer, or a list or array [n] of them"
-        )
+        raise _no_keys(table, keys, strings=array.dtype.kind in "UST")
     if array.dtype.kind == "O":  # integers beyond 64 bits, or of both signs and 64 bits
         return _wide_keys(table, array.reshape(-1)), single
     return array.reshape(-1), single
@@ -128,15 +144,23 @@ def _keys(table: TableReader, keys: Any) -> tuple[Array, bool]:
 
 def _wide_keys(table: TableReader, array: Array) -> Array:
     limits = np.iinfo(table.key_dtype)
-    try:
-        numbers = [operator.index(key) for key in array.tolist()]
-    except TypeError as error:
-        raise UsageError(
-            f"looking up keys in table '{table.schema.name}': got what is no integer, expected integers"
-        ) from error
+    numbers = []
+    for key in array.tolist():
+        try:
+            numbers.append(operator.index(key))
+        except TypeError as error:
+            raise _no_keys(table, key, strings=isinstance(key, str | bytes)) from error
     for number in numbers:
         if not limits.min <= number <= limits.max:
             raise UsageError(
                 f"looking up keys in table '{table.schema.name}': got {number}, expected what {table.key_dtype} holds"
             )
     return np.array(numbers, table.key_dtype)
+
+
+def _no_keys(table: TableReader, keys: Any, *, strings: bool = False) -> UsageError:
+    hint = "; the keys of strings are kvtools.string_keys(strings)" if strings else ""
+    return UsageError(
+        f"looking up keys in table '{table.schema.name}': got {type(keys).__name__} {str(keys)[:40]!r}, expected an"
+        f" integer, or a list or array [n] of them{hint}"
+    )

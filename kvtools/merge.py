@@ -110,7 +110,7 @@ class MergedTable(MaskedTable):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers, combined; see `TableReader.take`."""
-        numbers = self.mask.rows_of(rows)
+        numbers = self.mask.rows_of(self.row_numbers(rows))
         return self._combined(self.source.take(numbers, columns), numbers, columns)[0]
 
     def _combined(self, chunk: Chunk, rows: Array, columns: Columns) -> tuple[Chunk, int]:

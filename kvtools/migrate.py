@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import operator
 import os
 import shutil
 import threading
@@ -52,6 +53,7 @@ from kvtools.replace_output import (
 from kvtools.row_mask import RowMask
 from kvtools.shown_tables import counted
 from kvtools.status_names import status_tables
+from kvtools.table_names import listed, near
 from kvtools.table_view import MaskedTable, rows_below
 from kvtools.url_password import without_password
 
@@ -181,11 +183,12 @@ def write_tables(
 
     Example:
         ```python
-        checkpoint = open_checkpoint("model.ckpt-100")
-        account = write_tables(checkpoint.select([]), "tables.h5", "hdf5", beside=checkpoint)
+        checkpoint = kvtools.open("model.ckpt-100")
+        account = kvtools.write_tables(checkpoint.select([]), "tables.h5", "hdf5", beside=checkpoint)
         ```
     """
     options = options or WriteOptions()
+    tables = _readers(tables, output)
     output = output_of(output, to, [beside] if beside else [])
     tables = [_writable(output, to).completed(table) for table in tables]
     plan = _plan(tables, output, to, beside, parts, options)
@@ -229,6 +232,18 @@ def write_tables(
         if verify:
             account = _verify(account, written, dialect, tables, plan.fits, options, workers, progress)
     return account
+
+
+def _readers(tables: Iterable[TableReader], output: str | os.PathLike[str]) -> list[TableReader]:
+    """Return tables as a list; raises `UsageError` where they are something else: a checkpoint, or one table alone."""
+    found = None if isinstance(tables, TableReader | Mapping | Checkpoint) else list(tables)
+    if found is None or not all(isinstance(table, TableReader) for table in found):
+        what = tables if found is None else next(one for one in found if not isinstance(one, TableReader))
+        raise UsageError(
+            f"writing '{output}': got {type(what).__name__}, expected a list of tables; those of a checkpoint are"
+            " checkpoint.select([])"
+        )
+    return found
 
 
 def _check_compression(dialect: Dialect, options: WriteOptions) -> None:
@@ -455,7 +470,17 @@ def _plan(
     options: WriteOptions,
 ) -> _Plan:
     dialect = _writable(output, to)
-    wanted = {table.schema.name: parts for table in tables} if isinstance(parts, int) else dict(parts or {})
+    names = [table.schema.name for table in tables]
+    if parts is None or isinstance(parts, Mapping):
+        wanted = dict(parts or {})
+    else:
+        wanted = dict.fromkeys(names, operator.index(parts))
+    unknown = next((name for name in (*wanted, *options.rows_as) if name not in names), None)
+    if unknown is not None:
+        raise UsageError(
+            f"writing '{output}': got something for table '{unknown}', expected one of those written:"
+            f" {listed(names)}{near(unknown, names)}"
+        )
     too_few = next((number for number in wanted.values() if number < 1), None)
     if too_few is not None:
         raise UsageError(f"writing '{output}': got {too_few} parts, expected 1 or more")
@@ -631,12 +656,26 @@ def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
                 keys.append(chunk.keys.copy())
             cut += task.fit.cut_freqs(chunk)
             chunk = task.fit.convert(chunk)
+            _check_columns(chunk, schema)
             for target, piece in _routed(chunk, schema.parts, task.route, at):
                 task.shard.write(target, at[target], piece)
                 at[target] += len(piece)
             if progress:
                 progress(schema.name, len(chunk), task.fit.source.rows)
     return CopyResult(schema.name, total, cut, task.shard.finish(), keys)
+
+
+def _check_columns(chunk: Chunk, schema: TableSchema) -> None:
+    """Raise `BadInputError` where columns are not of the rows that there are keys of: a reader may be anybody's."""
+    columns = {"values": (chunk.values, schema.dim)}
+    columns |= {f"slot '{slot.name}'": (chunk.slots.get(slot.name), slot.width) for slot in schema.slots}
+    for name, (column, width) in columns.items():
+        if column is None or column.shape != (len(chunk), width):
+            got = "none" if column is None else list(column.shape)
+            raise BadInputError(
+                f"reading table '{schema.name}': got {name} {got} with {len(chunk)} keys, expected"
+                f" {[len(chunk), width]}"
+            )
 
 
 def _routed(chunk: Chunk, parts: int, route: str | None, at: Mapping[int, int]) -> Iterator[tuple[int, Chunk]]:

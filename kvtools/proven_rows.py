@@ -53,7 +53,7 @@ class ProvenRows(TableView):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        rows = np.asarray(rows, np.int64)
+        rows = self.row_numbers(rows)
         if not len(self._here):
             return self.source.take(rows, columns)
         run = np.searchsorted(self._here, rows, side="right") - 1

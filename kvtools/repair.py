@@ -592,7 +592,7 @@ class RoutedTable(TableView):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        return self.source.take(self._order[np.asarray(rows, np.int64)], columns)
+        return self.source.take(self._order[self.row_numbers(rows)], columns)
 
 
 def _distinct(table: TableReader, rule: DuplicatesRule, memory: int) -> tuple[TableReader, int]:

@@ -30,6 +30,7 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _SYNCED_AT_ONCE = 16
 _INDEX = ".index"
+_HIDDEN = ".kvtools-"
 CHECKSUMS = ".kvtools-checksums"
 """How what `kvtools.checksum_file` writes beside an output is called: it goes when that is replaced."""
 _BUNDLE_FILE = re.compile(r"(\.index|\.data-\d{5,}-of-\d{5,})$")
@@ -101,24 +102,67 @@ def replace_files(target: Path, *, force: bool = False, dry_run: bool = False) -
     with work_folder(target) as work:
         yield work / target.name
         sync_tree(work)
-        old = check_free(target, force=force)
         new = sorted(work.iterdir(), key=_index_last)
         if _is_in_store(target):
-            there = [file.name for file in old]
+            there = [file.name for file in check_free(target, force=force)]
             importlib.import_module("kvtools.remote.upload").put_files(new, target, old=there, force=force)
             return
-        stale = [file for file in old if file.name.endswith(_INDEX)]
-        # Without its index there is no checkpoint: a reader between these renames finds none, not a mixed one.
-        for file in stale if len(new) > 1 else []:
-            file.unlink()
-        for file in new:
-            file.rename(target.parent / file.name)
-        names = {file.name for file in new}
-        for file in old:
-            if file.name not in names:
-                file.unlink(missing_ok=True)
-        target.with_name(target.name + CHECKSUMS).unlink(missing_ok=True)
-        sync(target.parent)
+        with _in_turn(target):
+            _put_files(new, target, check_free(target, force=force))
+
+
+def _put_files(new: list[Path], target: Path, old: list[Path]) -> None:
+    """Have files take their places, the index last, instead of the `old` ones."""
+    stale = [file for file in old if file.name.endswith(_INDEX)]
+    # Without its index there is no checkpoint: a reader between these renames finds none, not a mixed one.
+    for file in stale if len(new) > 1 else []:
+        file.unlink()
+    for file in new:
+        file.rename(target.parent / file.name)
+    names = {file.name for file in new}
+    for file in old:
+        if file.name not in names:
+            file.unlink(missing_ok=True)
+    target.with_name(target.name + CHECKSUMS).unlink(missing_ok=True)
+    sync(target.parent)
+
+
+@contextlib.contextmanager
+def _in_turn(target: Path) -> Iterator[None]:
+    """Wait until no other run begins to write to `target`, or moves files there: of two that did so at once one would
+    leave its index beside the other's data. What they wait for is a hidden folder, which goes again."""
+    turn = target.with_name(f".{target.name}{_HIDDEN}turn")
+    lock = _locked(turn)
+    try:
+        yield
+    finally:
+        _remove_empty([turn])
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """Make a folder, or wait for whoever has it, and return a descriptor that holds it."""
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            pass
+        except BaseException:  # a signal, as it was made
+            _remove_empty([folder])
+            raise
+        with contextlib.suppress(FileNotFoundError):  # whoever had it is through, and it is gone
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is_same(lock, folder):
+                return lock
+            os.close(lock)
+
+
+def _is_same(lock: int, folder: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
 def check_free(target: Path, *, force: bool, read: Iterable[str | os.PathLike[str]] = ()) -> list[Path]:
@@ -237,17 +281,18 @@ def work_folder(target: Path) -> Iterator[Path]:
     """
     missing = [parent for parent in target.parents if not os.path.lexists(parent)]
     # Named before it is there: a signal that comes as it is made, before anyone holds its name, would leave it behind.
-    work = target.parent / f".{target.name}.kvtools-{secrets.token_urlsafe(6)}"
+    work = target.parent / f".{target.name}{_HIDDEN}{secrets.token_urlsafe(6)}"
     lock: int | None = None
     try:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(target)
-            work.mkdir(0o700)
+            with _in_turn(target):
+                _remove_leftovers(target)
+                work.mkdir(0o700)
+                lock = os.open(work, os.O_RDONLY)
+                fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             raise OutputError(f"writing '{target}': {error.strerror or error}; name another place") from error
-        lock = os.open(work, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield work
     except ScratchError:
         raise
@@ -335,7 +380,7 @@ def is_being_written(work: Path) -> bool:
 
 
 def _remove_leftovers(target: Path) -> None:
-    prefix = f".{target.name}.kvtools-"
+    prefix = f".{target.name}{_HIDDEN}"
     for name in os.listdir(target.parent):  # noqa: PTH208
         if name.startswith(prefix) and not name.endswith("-old"):
             folder = target.parent / name

@@ -104,7 +104,7 @@ class SnapshotTable:
 
     def _keys(self, keys: npt.ArrayLike) -> Array:
         """Return keys in the table's type, in one piece of memory."""
-        given = np.ascontiguousarray(keys)
+        given = np.asarray(keys, order="C")
         limits = self._key_limits
         if given.dtype == limits.dtype:
             return given

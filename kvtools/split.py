@@ -71,7 +71,7 @@ class PartTable(TableView):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        return self.source.take(np.asarray(rows, np.int64) + self._first, columns)
+        return self.source.take(self.row_numbers(rows) + self._first, columns)
 
 
 class RunTable(TableView):
@@ -106,7 +106,7 @@ class RunTable(TableView):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        return self.source.take(np.asarray(rows, np.int64) + self._start, columns)
+        return self.source.take(self.row_numbers(rows) + self._start, columns)
 
 
 class ShardTable(TableView):

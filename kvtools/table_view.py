@@ -63,7 +63,7 @@ class MaskedTable(TableView):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        return self.source.take(self.mask.rows_of(rows), columns)
+        return self.source.take(self.mask.rows_of(self.row_numbers(rows)), columns)
 
 
 def with_version_unit(tables: Sequence[TableReader], unit: VersionUnit) -> list[TableReader]:

@@ -7,14 +7,17 @@ import difflib
 import os
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kvtools.client.asynchronous import AsyncTransport
 from kvtools.client.blocking import BlockingTransport
 from kvtools.client.errors import CA_FILE
-from kvtools.client.options import Options
+from kvtools.client.options import OptionArguments, Options
 from kvtools.client.session import Session
 from kvtools.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Transport = TypeVar("Transport", BlockingTransport, AsyncTransport)
 _URLS = ("url", "urls", "server", "address", "host", "base_url", "endpoint")
@@ -30,7 +33,7 @@ class ClientBase(Generic[Transport]):
         servers: str | Sequence[str] | None = None,
         *,
         shards: Sequence[str | Sequence[str]] | None = None,
-        **options: Any,
+        **options: Unpack[OptionArguments],
     ) -> None:
         chosen = _with_certificates(_options(type(self).__name__, options))
         self._session = Session(_as_shards(servers, shards), chosen)

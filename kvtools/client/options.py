@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from kvtools.errors import UsageError
 from kvtools.partition import RULES
@@ -71,17 +72,19 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("timeout", "connect_timeout", "attempt_timeout", "hedge"):
             seconds = getattr(self, name)
-            if seconds is None or (name == "hedge" and seconds == "p95"):
+            if (seconds is None and name in ("attempt_timeout", "hedge")) or (name == "hedge" and seconds == "p95"):
                 continue
-            if isinstance(seconds, bool | str) or not 0 < seconds < math.inf:
+            if not _is_number(seconds) or not 0 < seconds < math.inf:
                 expected = 'seconds, "p95" or None' if name == "hedge" else "seconds above 0"
                 raise UsageError(f"making a client: got {name}={seconds!r}, expected {expected}")
-        for name in ("retries", "backoff", "backoff_limit", "rest", "max_idle", "idle"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"making a client: got {name}={getattr(self, name)!r}, expected 0 or more")
-        for name in ("at_once", "max_keys", "max_answer_bytes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"making a client: got {name}={getattr(self, name)!r}, expected 1 or more")
+        for name in ("backoff", "backoff_limit", "rest", "idle"):
+            seconds = getattr(self, name)
+            if not _is_number(seconds) or not 0 <= seconds < math.inf:
+                raise UsageError(f"making a client: got {name}={seconds!r}, expected 0 or more")
+        for name, least in (("retries", 0), ("max_idle", 0), ("at_once", 1), ("max_keys", 1), ("max_answer_bytes", 1)):
+            number = getattr(self, name)
+            if not isinstance(number, Integral) or isinstance(number, bool) or number < least:
+                raise UsageError(f"making a client: got {name}={number!r}, expected an integer, {least} or more")
         if self.rule not in RULES:
             raise UsageError(f"making a client: got rule={self.rule!r}, expected one of {', '.join(RULES)}")
         if self.shard_down not in ("error", "missing"):
@@ -90,7 +93,38 @@ class Options:
             raise UsageError(f"making a client: got model={self.model!r}, expected the name of a model")
         if self.export is not None and not (isinstance(self.export, str) and re.fullmatch("[0-9A-Za-z]+", self.export)):
             raise UsageError(f"making a client: got export={self.export!r}, expected the export of a SplitModel")
+        if self.api_key is not None and not isinstance(self.api_key, str):
+            raise UsageError(f"making a client: the api_key is {type(self.api_key).__name__}, expected text")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise UsageError(
                 "making a client: the api_key has characters that no header may have; check it for line ends"
             )
+
+
+class OptionArguments(TypedDict, total=False):
+    """The options as keyword arguments of a client; see `Options`."""
+
+    timeout: float
+    connect_timeout: float
+    attempt_timeout: float | None
+    retries: int
+    backoff: float
+    backoff_limit: float
+    hedge: float | Literal["p95"] | None
+    rest: float
+    max_idle: int
+    idle: float
+    at_once: int
+    max_keys: int
+    max_answer_bytes: int
+    api_key: str | None
+    tls: ssl.SSLContext | None
+    ca_file: str | None
+    rule: str
+    shard_down: Literal["error", "missing"]
+    model: str | None
+    export: str | None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

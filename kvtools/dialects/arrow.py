@@ -21,6 +21,7 @@ from kvtools.dialects.chunk import Array
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.same_file import SameFile
 from kvtools.dialects.table_record import COUNTER_DTYPES, KEY_DTYPES, VALUE_DTYPES
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import CorruptFileError
@@ -51,6 +52,7 @@ class ArrowInput(BatchInput):
         self._pyarrow = import_pyarrow(doing)
         self.path = path
         with arrow_errors(doing):
+            self._same = SameFile(path)
             reader = self._pyarrow.ipc.open_file(self._source(mapped=True))
             self.schema = reader.schema
             count = reader.num_record_batches
@@ -84,7 +86,9 @@ class ArrowInput(BatchInput):
     def _source(self, *, mapped: bool) -> Any:
         if stored(self.path).remote:
             return self._pyarrow.PythonFile(open_binary(self.path), "r")
-        return self._pyarrow.memory_map(str(self.path)) if mapped else self._pyarrow.OSFile(str(self.path))
+        file = self._pyarrow.memory_map(str(self.path)) if mapped else self._pyarrow.OSFile(str(self.path))
+        self._same.check()
+        return file
 
     @cached_property
     def all_columns(self) -> dict[str, int]:

@@ -85,7 +85,7 @@ class ArrowTable(TableReader):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        rows = np.asarray(rows, np.int64)
+        rows = self.row_numbers(rows)
         result = self._empty(len(rows), columns)
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]

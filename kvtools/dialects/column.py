@@ -14,6 +14,7 @@ import numpy as np
 
 import kvtools._checked_io as _checked_io
 from kvtools.dialects.chunk import Array
+from kvtools.dialects.same_file import SameFile
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.remote.stored import stored, take_runs
 
@@ -95,9 +96,10 @@ class RawColumn:
         self.row_bytes = dtype.itemsize * math.prod(row_shape)
         self._offset = offset
         try:
-            held = path.stat().st_size - offset
+            self._same = SameFile(path)
         except OSError as error:
             raise BadInputError(f"opening '{path}': {error.strerror or error}; copy every file") from error
+        held = self._same.size - offset
         if rows is None:
             if held < 0 or (held % self.row_bytes if self.row_bytes else held):
                 raise CorruptFileError(
@@ -123,7 +125,9 @@ class RawColumn:
     def chunks(self, chunk_rows: int, *, verify: bool = True) -> Iterator[Array]:
         """Yield copies of all rows in order; there is nothing to verify."""
         for start in range(0, self.rows, chunk_rows):
-            yield self._copy(start, min(start + chunk_rows, self.rows))
+            piece = self._copy(start, min(start + chunk_rows, self.rows))
+            self._same.check(self._file())
+            yield piece
 
     def take(self, rows: Array) -> Array:
         """Copy the rows of these int64 numbers [n]."""
@@ -141,8 +145,10 @@ class RawColumn:
         return self._map()
 
     def _map(self) -> Array:
+        size = self.rows * self.row_bytes
+        if size:
+            self._same.check(self._file())  # where it was cut, a map of it would end the process
         if self._mapped is None:
-            size = self.rows * self.row_bytes
             data: bytes | mmap.mmap = b""
             if size:
                 data = mmap.mmap(self._file(), self._offset + size, access=mmap.ACCESS_READ)
@@ -167,10 +173,7 @@ class RawColumn:
     def _file(self) -> int:
         with self._opening:
             if self._descriptor < 0:
-                try:
-                    self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise BadInputError(f"opening '{self.path}': {error.strerror or error}") from error
+                self._descriptor = self._same.open()
             return self._descriptor
 
 
@@ -209,7 +212,8 @@ class CheckedColumn(RawColumn):
         crc, seen = self._start, 0
         if verify and self.rows == 0:
             self._check(crc)
-        for chunk in super().chunks(chunk_rows):
+        for start in range(0, self.rows, chunk_rows):
+            chunk = self._copy(start, min(start + chunk_rows, self.rows))
             seen += len(chunk)
             if verify:
                 crc = self._checksum(crc, chunk.reshape(-1).view(np.uint8))

@@ -73,7 +73,7 @@ class ColumnTable(TableReader):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        rows = np.asarray(rows, np.int64)
+        rows = self.row_numbers(rows)
         if len(self._parts) == 1:
             chosen = _chosen(self._parts[0], columns)
             return self._chunk({name: tensor.take(rows) for name, tensor in chosen.items()})
@@ -213,7 +213,7 @@ class KeyedSlotsTable(ColumnTable):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
-        rows = np.asarray(rows, np.int64)
+        rows = self.row_numbers(rows)
         joined = {name: self._rows_of(name, rows, verify=False) for name in self._wanted(columns)}
         return self._with(super().take(rows, columns), joined)
 

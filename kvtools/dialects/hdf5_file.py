@@ -18,6 +18,7 @@ from kvtools.dialects.bundle.checksum import extend
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.rechunk import rechunk
+from kvtools.dialects.same_file import SameFile
 from kvtools.dialects.table_record import (
     is_count,
     json_object,
@@ -44,8 +45,9 @@ class HDF5File:
         self.descriptor = -1
         self.bytes = stored(path)
         try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.size = os.fstat(self.descriptor).st_size
+            self._same = SameFile(path)
+            self.size = self._same.size
+            self.descriptor = self._same.open()
             # Not locked: a checkpoint may lie on a file system without locks, and nothing is written.
             self.file = self.h5py.File(for_library(path), "r", locking=False)
         except OSError as error:
@@ -131,7 +133,8 @@ class HDF5File:
             return os.pread(self.descriptor, size, offset)
 
     def map(self) -> mmap.mmap:
-        """Return the mapped file."""
+        """Return the mapped file; raises `BadInputError` where it was written over."""
+        self._same.check(self.descriptor)  # where it was cut, a map of it would end the process
         with self._mapping:
             if self._mapped is None:
                 self._mapped = mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ)

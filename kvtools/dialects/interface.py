@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
 from kvtools import convert
 from kvtools.dialects.chunk import ALL_COLUMNS, CHUNK_BYTES, KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.options import DEFAULT_MEMORY, OpenOptions
 from kvtools.dialects.schema import TableSchema, VariableSchema, numpy_dtype, row_bytes
-from kvtools.errors import KvtoolsError, UnknownTableError
+from kvtools.errors import KvtoolsError, UnknownTableError, UsageError
 from kvtools.remote.shown import shown
 from kvtools.table_names import is_pattern, listed, matching, near
 
@@ -135,8 +136,20 @@ class TableReader(ABC):
 
         Raises:
             CorruptFileError: a checksum differs, told before the stream ends.
+            UsageError: there is no such part, or `rows` is less than 1.
         """
-        rows = rows or self.chunk_rows(columns)
+        doing = f"reading table '{self.schema.name}'"
+        if not isinstance(columns, Columns):
+            raise UsageError(
+                f"{doing}: got columns {columns!r}, expected Columns, as in Columns(values=True, freqs=True)"
+            )
+        if rows is not None and rows < 1:
+            raise UsageError(f"{doing}: got {rows} rows per chunk, expected 1 or more")
+        if part is not None and not 0 <= part < self.parts:
+            raise UsageError(f"{doing}: got part {part}, expected one of 0 to {self.parts - 1}")
+        return self._stream(columns, rows or self.chunk_rows(columns), part, verify)
+
+    def _stream(self, columns: Columns, rows: int, part: int | None, verify: bool) -> Iterator[Chunk]:
         for number in range(self.parts) if part is None else [part]:
             yield from self.read_part(number, columns, rows, verify)
 
@@ -149,7 +162,24 @@ class TableReader(ABC):
         """Copy the rows of these int64 numbers [n], in their order.
 
         Only a snapshot's are checked against checksums: those of other formats are of whole files, or columns.
+
+        Raises:
+            UsageError: what is asked for are no integers [n], or there are no such rows.
         """
+
+    def row_numbers(self, rows: Any) -> npt.NDArray[np.int64]:
+        """Return numbers of rows as `take` gets them as int64 [n]; raises `UsageError` where there is no such row."""
+        numbers = np.asarray(rows)
+        doing = f"taking rows of table '{self.schema.name}'"
+        if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and len(numbers)):
+            raise UsageError(
+                f"{doing}: got {numbers.dtype}{list(numbers.shape)}, expected row numbers, integers [n]; those of a"
+                " mask are numpy.flatnonzero(mask)"
+            )
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < self.rows):
+            wrong = numbers[(numbers < 0) | (numbers >= self.rows)][0]
+            raise UsageError(f"{doing}: got row {wrong}, and it has {self.rows} rows, counted from 0")
+        return numbers.astype(np.int64, copy=False)
 
     def extra(self, name: str) -> Array:
         """Return the array of this name from `schema.extras`, checked against its checksums; it may be read-only."""
@@ -330,7 +360,10 @@ class Checkpoint:
 
         Raises:
             UnknownTableError: a name that no table has, or matches; or that of a table that could not be opened.
+            UsageError: `names` is one string, whose letters would be names.
         """
+        if isinstance(names, str):
+            raise UsageError(f"choosing tables of '{self.path}': got {names!r}, expected a list of names: [{names!r}]")
         return [self.table(name) for name in self.names_of(names)] if names else list(self.tables.values())
 
 

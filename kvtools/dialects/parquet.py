@@ -19,6 +19,7 @@ from kvtools.dialects.chunk import Array
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.same_file import SameFile
 from kvtools.dialects.table_record import COUNTER_DTYPES, KEY_DTYPES, VALUE_DTYPES
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import CorruptFileError
@@ -60,6 +61,7 @@ class ParquetInput(BatchInput):
 
         self.path = path
         with arrow_errors(doing):
+            self.same = SameFile(path)
             file = parquet.ParquetFile(for_library(path))
             self.metadata = file.metadata
             self.schema = file.schema_arrow
@@ -115,6 +117,7 @@ class ParquetPart(ArrowPart):
             page_checksum_verification=verify,
         )
         with file:
+            self._file.same.check()
             yield from file.iter_batches(rows, row_groups=groups, columns=list(columns), use_threads=False)
 
 

@@ -54,7 +54,7 @@ class RedisTable(TableReader):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; reads the keys of their buckets for it."""
-        rows = np.asarray(rows, np.int64)
+        rows = self.row_numbers(rows)
         ends = self._bucket_ends()
         which = np.searchsorted(ends, rows, side="right")
         keys = np.empty(len(rows), self.key_dtype)

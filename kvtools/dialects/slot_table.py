@@ -49,6 +49,7 @@ class SlotTable(TableReader):
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
+        rows = self.row_numbers(rows)
         with self._masking:
             if self._mask is None:
                 mask, at = RowMask([self._slots.rows], memory=DEFAULT_MEMORY), 0

@@ -222,7 +222,7 @@ class SnapshotReader(TableReader):
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
         self._whole()
-        numbers = np.ascontiguousarray(rows, np.int64)
+        numbers = np.ascontiguousarray(self.row_numbers(rows))
         with file_errors():
             return _chunk(
                 self.native.take(numbers, values=columns.values, freqs=columns.freqs, versions=columns.versions)

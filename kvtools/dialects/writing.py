@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.options import DEFAULT_MEMORY
 from kvtools.dialects.schema import TableSchema, VariableSchema
+from kvtools.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class WriteOptions:
     force: bool = False
     rows_as: Mapping[str, str] = field(default_factory=dict)
     dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_rows", 1), ("memory", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"making options of a writer: got {name}={value}, expected {least} or more")
 
 
 class ShardWriter(ABC):

@@ -74,6 +74,10 @@ def query(
     doing = "asking tables"
     import_duckdb(doing)
     import_pyarrow(doing)
+    if not isinstance(text, str):
+        raise UsageError(f"{doing}: got {type(text).__name__}, expected the text of a SELECT")
+    if threads is not None and threads < 1:
+        raise UsageError(f"{doing}: got {threads} threads, expected 1 or more")
     sources = {"": sources} if isinstance(sources, Checkpoint) else sources
     named = _named(sources)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import numpy as np
@@ -11,6 +12,7 @@ from kvtools.client import Options, TimeLimitError, UnavailableError
 from kvtools.client.call import Attempt, Call
 from kvtools.client.endpoint import endpoint_of
 from kvtools.client.http_answer import Answer, Request
+from kvtools.client.options import OptionArguments
 from kvtools.client.replicas import Replicas
 
 ASK = Request("POST", "/v1/tables:lookup", {}, b"x")
@@ -259,6 +261,11 @@ def test_the_log_says_when_others_stand_in_for_a_replica_and_when_it_is_back(cap
         ({"timeout": 0}, "got timeout=0"),
         ({"hedge": "p50"}, "got hedge='p50'"),
         ({"retries": -1}, "got retries=-1"),
+        ({"timeout": None}, "got timeout=None"),
+        ({"retries": "2"}, "got retries='2', expected an integer"),
+        ({"max_keys": 1.5}, "got max_keys=1.5"),
+        ({"idle": "5"}, "got idle='5'"),
+        ({"api_key": b"key"}, "api_key is bytes, expected text"),
         ({"rule": "crc"}, "got rule='crc'"),
         ({"shard_down": "zeros"}, "got shard_down='zeros'"),
         ({"api_key": "a\r\nX: b"}, "api_key has characters"),
@@ -269,6 +276,11 @@ def test_wrong_options_are_named(options: dict[str, object], said: str) -> None:
 
     with pytest.raises(UsageError, match=said.replace("(", r"\(")):
         Options(**options)  # type: ignore[arg-type]
+
+
+def test_checkers_of_types_know_the_options() -> None:
+    told = {name: hint.__forward_arg__ for name, hint in OptionArguments.__annotations__.items()}
+    assert told == {field.name: field.type for field in dataclasses.fields(Options)}
 
 
 def test_a_key_is_in_no_text() -> None:

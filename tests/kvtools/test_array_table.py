@@ -4,6 +4,7 @@ import pickle
 
 import ml_dtypes
 import numpy as np
+import pandas
 import pytest
 
 import kvtools
@@ -69,11 +70,17 @@ def test_foreign_byte_order_is_turned() -> None:
         ({"values": VALUES.astype(complex)}, "values are complex128"),
         ({"slots": {"m": VALUES[:1]}}, r"slot 'm' have shape \[1, 2\], expected \[3, width\]"),
         ({"freqs": VALUES[:, 0]}, "freqs are float32"),
+        ({"values": pandas.Series(list(VALUES))}, "values are object, .*; numpy.stack makes one array"),
+        ({"values": [[1.0], [1.0, 2.0], [3.0]]}, r"values are lists of several lengths, expected an array \[3, dim\]"),
         ({"versions": np.zeros(2, int)}, r"versions have shape \[2\], expected \[3\]"),
         ({"version_unit": "hours"}, "got version_unit 'hours', expected seconds, days, steps, unknown"),
         ({"parts": 0}, "got 0 parts"),
         ({"partition": "odd"}, "rule 'odd'"),
         ({"name": ""}, "it has no name"),
+        ({"name": b"emb"}, "got name b'emb', expected text"),
+        ({"parts": 2.5}, "got 2.5 parts"),
+        ({"slots": [VALUES]}, r"expected arrays \[n, width\] by name"),
+        ({"slots": {1: VALUES}}, "got slots {1: "),
     ],
 )
 def test_what_makes_no_table_is_told(arguments: dict[str, object], message: str) -> None:

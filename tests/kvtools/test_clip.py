@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtools.clip import Clip
+from kvtools.clip import Age, Clip, Top
 from kvtools.errors import UsageError
+from kvtools.key_list import key_list
 from kvtools.row_norms import non_finite_rows, row_norms
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
@@ -77,6 +79,22 @@ def test_rows_that_are_not_finite_are_kept_and_counted(norm: Any, dtype: np.dtyp
 def test_senseless_thresholds_are_refused(threshold: float) -> None:
     with pytest.raises(UsageError, match="expected a finite number of 0 or more"):
         Clip("abs", threshold)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Clip("max", 0.5), "got norm 'max', expected 'abs' or 'l2'"),  # type: ignore[arg-type]
+        (lambda: Top(2, "norm"), "got by 'norm', expected one of freq, l2"),  # type: ignore[arg-type]
+        (lambda: Top(-1, "l2"), "got -1"),
+        (lambda: Age(-5, timed=False), "an age of -5"),
+        (lambda: key_list(np.array([1.5, np.nan])), r"got float64\[2\], expected integers"),
+        (lambda: key_list([1.5]), "expected integers"),  # type: ignore[list-item]
+    ],
+)
+def test_criteria_that_would_cut_others_are_refused(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make()
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])

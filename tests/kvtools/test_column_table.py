@@ -103,7 +103,10 @@ def test_raw_column_of_wrong_size(tmp_path: Path) -> None:
         RawColumn(path, np.dtype(np.int64), rows=2)
     with pytest.raises(BadInputError, match="No such file"):
         RawColumn(tmp_path / "none", np.dtype(np.int64))
-    short = RawColumn(path, np.dtype(np.int64), rows=1, offset=1)
+    short, unread = (RawColumn(path, np.dtype(np.int64), rows=1, offset=1) for _ in range(2))
+    [*short.chunks(1)]
     path.write_bytes(b"1234")
     with pytest.raises(CorruptFileError, match="it was cut while it was read"):
         list(short.chunks(1))
+    with pytest.raises(BadInputError, match="it was changed since it was opened"):
+        list(unread.chunks(1))

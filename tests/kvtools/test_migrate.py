@@ -14,7 +14,7 @@ import kvtools
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.bundle import reader
 from kvtools.dialects.bundle_output import plain_columns
-from kvtools.dialects.chunk import Chunk
+from kvtools.dialects.chunk import Chunk, Columns
 from kvtools.dialects.detect import dialect_for, dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import TableReader
@@ -27,7 +27,7 @@ from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, Ou
 from kvtools.migrate import write_tables
 from kvtools.partition import owners
 from kvtools.row_mask import RowMask
-from kvtools.table_view import MaskedTable
+from kvtools.table_view import MaskedTable, TableView
 
 
 def table(name: str = "emb", n: int = 20, *, parts: int = 1, **more: Any) -> TableReader:
@@ -236,6 +236,21 @@ def test_a_key_that_does_not_fit_is_named_and_nothing_is_written(tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("dialect", ["tfra_files", "tfplugin", "parquet"])
+@pytest.mark.parametrize(
+    "values", [None, np.ones((2, 2), np.float32), np.ones((3, 1), np.float32)], ids=["none", "few", "narrow"]
+)
+def test_columns_of_a_reader_are_of_the_rows_of_its_keys(tmp_path: Path, dialect: str, values: Any) -> None:
+    class Reader(TableView):
+        def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
+            yield Chunk(np.arange(3), values)
+
+    whole = kvtools.table_from_arrays("emb", np.arange(3), np.ones((3, 2), np.float32))
+    with pytest.raises(BadInputError, match=r"reading table 'emb': got values .* with 3 keys, expected \[3, 2\]"):
+        write_tables([Reader(whole, whole.schema)], tmp_path / "a", dialect)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_usage(tmp_path: Path, sample_path: Path) -> None:
     one = table()
     with pytest.raises(UsageError, match="two tables are called 'emb'; rename one"):
@@ -248,9 +263,22 @@ def test_usage(tmp_path: Path, sample_path: Path) -> None:
         write_tables([one], tmp_path / "a", "nope")
     with pytest.raises(UsageError, match="got 0 workers"):
         write_tables([one], tmp_path / "a", "tfplugin", workers=0)
+    with pytest.raises(
+        UsageError, match=r"got something for table 'enb', expected one of those written: 'emb'; did you"
+    ):
+        write_tables([one], tmp_path / "a", "tfplugin", parts={"enb": 2})
+    with pytest.raises(UsageError, match="got something for table 'enb'"):
+        write_tables([one], tmp_path / "a", "snapshot", options=WriteOptions(rows_as={"enb": "int8"}))
+    for no_tables in (one, {"emb": one}, kvtools.open(sample_path), [one, one.take([0])]):
+        with pytest.raises(UsageError, match=r"expected a list of tables; those of a checkpoint are checkpoint.select"):
+            write_tables(no_tables, tmp_path / "a", "tfplugin")  # type: ignore[arg-type]
+    for options in ({"batch_rows": 0}, {"memory": -1}):
+        with pytest.raises(UsageError, match="making options of a writer: got"):
+            WriteOptions(**options)
     with pytest.raises(OutputError, match="is no folder"):
         write_tables([one], sample_path / "model.ckpt-7.index" / "a", "tfplugin")
     assert [file.name for file in tmp_path.iterdir()] == ["sample"]
+    assert write_tables([one], tmp_path / "a", "tfplugin", parts=np.int64(2)).tables[0].parts == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["model.ckpt-7", "tables", "a.b/c", "x.zip", "ftp://host/a"])

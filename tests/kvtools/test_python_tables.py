@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import subprocess
+import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +20,9 @@ import kvtools
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.writing import WriteOptions
-from kvtools.errors import CorruptFileError, UnknownKeyError, UnknownTableError, UsageError
+from kvtools.errors import BadInputError, CorruptFileError, UnknownKeyError, UnknownTableError, UsageError
 from kvtools.migrate import write_tables
+from kvtools.split import PartTable
 
 
 def a_table(rows: int = 1000, dim: int = 8, value_dtype: Any = np.float32, **others: Any) -> ArrayTable:
@@ -36,6 +42,11 @@ def test_a_checkpoint_is_a_mapping_of_tables(sample_path: Path) -> None:
         checkpoint["user"]
     assert isinstance(caught.value, UnknownTableError) and str(caught.value).startswith("opening table 'user'")
     assert bool(Checkpoint("m", "memory", {}))
+
+
+def test_names_are_listed_before_they_are_loaded() -> None:
+    listed = "import kvtools; assert {*kvtools.__all__} <= {*dir(kvtools)}, dir(kvtools)"
+    subprocess.run([sys.executable, "-c", listed], check=True)
 
 
 def test_an_empty_path_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +106,124 @@ def test_keys_of_64_bits() -> None:
     assert 2**64 - 1 in table and -1 not in table and table.get(-1) is None
     with pytest.raises(UsageError, match="expected what uint64 holds"):
         table[[2**64 - 1, -1]]
+
+
+@pytest.mark.parametrize("keys", [[[1], [2, 3]], {5}, (number for number in [5])], ids=["ragged", "set", "generator"])
+def test_keys_that_are_no_array_are_named(keys: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"got (list|set|generator) '.*, expected an integer, or a list or array \[n\]"
+    ):
+        a_table(5).get(keys)
+
+
+def test_strings_are_told_how_they_become_keys() -> None:
+    with pytest.raises(UsageError, match=r"kvtools\.string_keys"):
+        a_table(5).get(["wine"])
+
+
+@pytest.mark.parametrize(
+    ("value_dtype", "default"),
+    [(np.int64, 1.5), (np.int8, 300), (np.int8, float("nan")), (np.float16, 1e6), (bool, 2), (np.float32, "x")],
+)
+def test_a_default_that_values_do_not_hold_is_refused(value_dtype: Any, default: Any) -> None:
+    with pytest.raises(UsageError, match="got default="):
+        a_table(5, value_dtype=value_dtype).get([99], default=default)
+
+
+@pytest.mark.parametrize("dialect", ["memory", "arrow", "parquet", "tfplugin", "npz", "snapshot", "hdf5"])
+def test_rows_that_there_are_not_are_not_taken(dialect: str, tmp_path: Path) -> None:
+    table: Any = ArrayTable("emb", np.arange(6), np.ones((6, 2), np.float32), part_rows=[4, 2])
+    if dialect != "memory":
+        write_tables([table], tmp_path / "tables", dialect)
+        table = kvtools.open(tmp_path / "tables")["emb"]
+    assert len(table.take([5, 0])) == 2 and len(table.take([])) == 0
+    for rows, said in (
+        ([0, 6], "got row 6, and it has 6 rows"),
+        ([-1], "got row -1"),
+        (np.arange(6) < 2, r"got bool\[6\].*numpy.flatnonzero"),
+        ([1.7], "got float64"),
+        ([[1]], "expected row numbers"),
+        (3, "expected row numbers"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            table.take(rows)
+
+
+def test_views_give_no_rows_of_others() -> None:
+    part = PartTable(ArrayTable("emb", np.arange(6), np.ones((6, 2), np.float32), part_rows=[4, 2]), 1)
+    assert part.take(np.array([1])).keys.tolist() == [5]
+    for row in (-1, 2):
+        with pytest.raises(UsageError, match="it has 2 rows"):
+            part.take(np.array([row]))
+
+
+@pytest.mark.parametrize(
+    "which", [{"rows": -1}, {"rows": 0}, {"part": -1}, {"part": 1}, {"columns": ["values"]}], ids=str
+)
+def test_chunks_that_there_cannot_be(which: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="reading table 'emb': got"):
+        a_table(5).chunks(**which)
+
+
+def test_one_name_is_no_list_of_names(sample_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"expected a list of names: \['user_emb'\]"):
+        kvtools.open(sample_path).select("user_emb")
+    with pytest.raises(UsageError, match=r"expected a list: \['values'\]"):
+        a_table(5).to_numpy("values")
+
+
+@pytest.mark.parametrize("dialect", ["arrow", "parquet", "deeprec", "sok", "npz", "tfra_files"])
+def test_rows_of_two_files_are_never_mixed(dialect: str, tmp_path: Path) -> None:
+    path = tmp_path / "tables"
+    rows = {"slots": {}, "freqs": None, "part_rows": [600, 400]}
+    write_tables([a_table(**rows)], path, dialect)
+    table = next(iter(kvtools.open(path).tables.values()))
+    unread = next(iter(kvtools.open(path).tables.values()))
+    old = {key: table[key] for key in (table.take([0]).keys[0], table.take([999]).keys[0])}
+    chunks = table.chunks(rows=100)
+    head = next(chunks)
+    other = a_table(**rows)
+    newer = ArrayTable("emb", other._chunk.keys, other._chunk.values + 1, part_rows=[600, 400])
+    write_tables([newer], path, dialect, options=WriteOptions(force=True))
+    # Either the file is open still, or that it is another one is told.
+    with contextlib.suppress(BadInputError):
+        for chunk in [head, *chunks]:
+            np.testing.assert_array_less(np.abs(chunk.values - a_table(**rows)[chunk.keys]), 1e-6)
+    for key, row in old.items():
+        with contextlib.suppress(BadInputError):
+            np.testing.assert_array_equal(table[key], row)
+    for read in (lambda: unread.take([0]), lambda: [*unread.chunks()], lambda: unread.get([*old])):
+        with pytest.raises(BadInputError, match="changed since it was opened; open it again"):
+            read()
+
+
+@pytest.mark.parametrize("dialect", ["deeprec", "hdf5", "npz", "sok", "tfra_files"])
+def test_a_file_that_was_written_over_is_an_error_and_ends_no_process(dialect: str, tmp_path: Path) -> None:
+    """Rows that are taken have no checksum, and a map of a file that is cut gives a signal."""
+    write_tables([a_table(slots={}, freqs=None)], tmp_path / "tables", dialect)
+    table = next(iter(kvtools.open(tmp_path / "tables").tables.values()))
+    table.take(np.arange(1000))
+    for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        file.write_bytes(b"")
+    with pytest.raises(BadInputError, match="changed since it was opened; open it again"):
+        table.take(np.arange(1000))
+
+
+@pytest.mark.parametrize("dialect", ["tfplugin", "parquet", "arrow", "hdf5", "npz", "snapshot", "tfra_files"])
+def test_a_table_is_read_by_threads_and_where_it_is_unpickled(dialect: str, tmp_path: Path) -> None:
+    source = a_table(slots={}, freqs=None)
+    write_tables([source], tmp_path / "tables", dialect)
+    table = next(iter(kvtools.open(tmp_path / "tables").tables.values()))
+    again = pickle.loads(pickle.dumps(table))
+
+    def right(one: Any) -> bool:
+        taken = one.take(np.arange(0, 1000, 7))
+        return all(
+            np.array_equal(chunk.values, source[chunk.keys]) for chunk in (*one.chunks(rows=301), taken)
+        ) and np.array_equal(one.get(np.arange(50))[0], source.get(np.arange(50))[0])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(right, [table, again] * 4))
 
 
 def test_a_table_is_not_taken_for_a_list_of_rows() -> None:

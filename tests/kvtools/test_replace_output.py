@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvtools.errors import OutputError
-from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
+from kvtools.replace_output import check_free, check_replaceable, is_being_written, replace_files, replace_folder
 
 
 def write(target: Path, text: str, *, force: bool = False) -> None:
@@ -235,3 +235,20 @@ def test_force_replaces_a_link_to_a_file_and_not_the_file(tmp_path: Path) -> Non
     with replace_files(tmp_path / "out", force=True) as staging:
         staging.write_text("new")
     assert (tmp_path / "out").read_text() == "new" and (tmp_path / "file").read_text() == "old"
+
+
+def test_files_of_two_runs_take_their_places_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the index of one would stand beside the data of the other."""
+    held = []
+    moved = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        held.append(is_being_written(tmp_path / ".out.kvtools-turn"))
+        return moved(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with replace_files(tmp_path / "out") as staging:
+        for file in ("out.index", "out.data-00000-of-00001"):
+            staging.with_name(file).write_text("x")
+    assert held == [True, True]
+    assert names(tmp_path) == ["out.data-00000-of-00001", "out.index"]

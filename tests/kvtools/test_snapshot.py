@@ -654,6 +654,7 @@ def test_keys_of_any_integer_type_are_taken(tmp_path: Path) -> None:
     for asked in ([-7, 4], np.array([-7, 4]), np.array([-7, 4], np.int8)):
         got, found = table.lookup(asked)
         assert found.tolist() == [True, False] and got[0].tobytes() == values[1].tobytes()
+    assert table.find(-7).shape == () and table.lookup(-7)[0].shape == (2,)
     assert table.find([]).shape == (0,) and table.pool([5, 9], np.array([0, 2])).shape == (1, 2)
     with pytest.raises(UsageError, match="got key 2147483648, expected int32: -2147483648 to 2147483647"):
         table.lookup([5, 2**31])

@@ -514,6 +514,10 @@ def test_what_is_no_checkpoint_is_told() -> None:
         UsageError, match=r"attaching 'other': got 'model.ckpt', expected a checkpoint, as kvtools\.open"
     ):
         checkpoint(a_table()).sql("select 1", other="model.ckpt")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="got -1 threads, expected 1 or more"):
+        checkpoint(a_table()).sql("select 1", threads=-1)
+    with pytest.raises(UsageError, match="got NoneType, expected the text of a SELECT"):
+        checkpoint(a_table()).sql(None)  # type: ignore[arg-type]
 
 
 class Damaged(ArrayTable):

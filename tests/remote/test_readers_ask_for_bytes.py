@@ -15,6 +15,7 @@ COMMANDS = Path(__file__).parents[2] / "cli"
 BY_HAND = {
     "dialects/bundle/reader.py": "it holds what it reads, by `_bytes_of`",
     "dialects/bundle/writer.py": "what was just written here",
+    "dialects/same_file.py": "who opens a file by it holds what is read of it",
     "dialects/column.py": "it holds what it reads, by `_bytes`",
     "dialects/hdf5_file.py": "it holds what it reads, by `bytes`",
     "dialects/hdf5_output.py": "what is being written here",

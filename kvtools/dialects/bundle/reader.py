@@ -32,6 +32,7 @@ from kvtools.dialects.bundle.records import (
     slice_key,
 )
 from kvtools.dialects.bundle.wire import WireError, read_varint
+from kvtools.dialects.same_file import SameFile
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.remote.stored import Stored, stored, take_runs
 
@@ -107,6 +108,7 @@ class Bundle:
         self._maps: dict[int, mmap.mmap | bytes] = {}
         self._files: dict[int, int] = {}
         self._bytes: dict[int, Stored] = {}
+        self._data_files: dict[int, SameFile] = {}
         self._opening = threading.Lock()
         self._salvage = salvage
         self._check_data_files()
@@ -358,20 +360,22 @@ class Bundle:
                         f" {entry.shard} of {self.header.shards}; the index is damaged, copy it again"
                     )
                 ends[entry.shard] = max(ends.get(entry.shard, 0), entry.offset + entry.size)
-        for shard, end in ends.items() if not self._salvage else ():
+        for shard, end in ends.items():
             path = self.data_path(shard)
             try:
-                size = path.stat().st_size
-            except FileNotFoundError:
-                if end == 0:
+                self._data_files[shard] = SameFile(path)
+            except OSError as error:
+                missing = isinstance(error, FileNotFoundError)
+                if self._salvage or (missing and end == 0):
                     continue
+                if not missing:
+                    raise self._not_opened(shard, error) from error
                 raise BadInputError(
                     f"opening checkpoint '{self.prefix}': data file '{path}' is missing, expected {end}"
                     " bytes; copy every file of the checkpoint"
                 ) from None
-            except OSError as error:
-                raise BadInputError(f"opening checkpoint data file '{path}': {error.strerror or error}") from error
-            if size < end:
+            size = self._data_files[shard].size
+            if size < end and not self._salvage:
                 raise CorruptFileError(
                     f"opening checkpoint '{self.prefix}': data file '{path}' is truncated: got {size} bytes,"
                     f" expected at least {end}; copy it again"
@@ -384,27 +388,36 @@ class Bundle:
     def _file(self, shard: int) -> int:
         with self._opening:
             if shard not in self._files:
-                path = self.data_path(shard)
-                self._bytes.setdefault(shard, stored(path))
-                try:
-                    self._files[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise BadInputError(f"opening checkpoint data file '{path}': {error.strerror or error}") from error
+                self._files[shard] = self._open(shard)
             return self._files[shard]
 
     def _map(self, shard: int) -> mmap.mmap | bytes:
-        if shard not in self._maps:
-            path = self.data_path(shard)
-            self._bytes.setdefault(shard, stored(path))
+        if self._salvage and shard not in self._data_files:
+            return b""
+        file = self._file(shard)
+        self._data_files[shard].check(file)  # where it was cut, a map of it would end the process
+        with self._opening:
+            if shard not in self._maps:
+                try:
+                    empty = self._data_files[shard].size == 0
+                    self._maps[shard] = b"" if empty else mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+                except OSError as error:
+                    raise self._not_opened(shard, error) from error
+            return self._maps[shard]
+
+    def _open(self, shard: int) -> int:
+        """Open a data file: the one that was there when the bundle was opened."""
+        path = self.data_path(shard)
+        self._bytes.setdefault(shard, stored(path))
+        if shard not in self._data_files:
             try:
-                with path.open("rb") as file:
-                    empty = path.stat().st_size == 0
-                    self._maps[shard] = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except FileNotFoundError:
-                return b""
+                self._data_files[shard] = SameFile(path)
             except OSError as error:
-                raise BadInputError(f"opening checkpoint data file '{path}': {error.strerror or error}") from error
-        return self._maps[shard]
+                raise self._not_opened(shard, error) from error
+        return self._data_files[shard].open()
+
+    def _not_opened(self, shard: int, error: OSError) -> BadInputError:
+        return BadInputError(f"opening checkpoint data file '{self.data_path(shard)}': {error.strerror or error}")
 
     def _cut(self, shard: int, end: int, expected: int) -> CorruptFileError:
         when = "" if self._salvage else " while it was read"
