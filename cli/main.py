@@ -140,6 +140,8 @@ def _run(arguments: list[str]) -> int:
         return _fail(str(error), 1)
     except OSError as error:
         return _fail(_told(error), 1)
+    except UnicodeEncodeError as error:
+        return _fail(_unencodable(error), 1)
     except Exception as error:
         if isinstance(error, typer.Exit):
             return int(error.exit_code)
@@ -183,6 +185,12 @@ def _told(error: OSError) -> str:
             return str(gone)
     file = f" '{shown(str(error.filename))}'" if error.filename else " a file"
     return f"working on{file}: {error.strerror or error}"
+
+
+def _unencodable(error: UnicodeEncodeError) -> str:
+    """Say that a file cannot have, or be opened by, such a name: all that is printed escapes what it cannot encode."""
+    name = f"'{shown(error.object)}'"
+    return f"working on {name}: the name is no {error.encoding}; choose another, or set LC_ALL=C.UTF-8 if it should be"
 
 
 def _tell_usage(app: typer.Typer) -> int:

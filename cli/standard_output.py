@@ -25,8 +25,9 @@ def open_standard_files() -> None:
 
 def escape_unencodable() -> None:
     """Have standard output escape what its encoding has not, as standard error does: names in a locale of few letters,
-    and of files whose names are no UTF-8."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    and of files whose names are no UTF-8. (Locales `C` and `POSIX` have "surrogateescape", which is of no help for the
+    former.)"""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

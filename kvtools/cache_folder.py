@@ -20,7 +20,7 @@ def cache_folder() -> Path:
         return Path(override).absolute()
     if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
         return _of_environment()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtools"
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "kvtools"
 
 
 def others_cache_folders() -> list[Path]:
@@ -29,6 +29,13 @@ def others_cache_folders() -> list[Path]:
     if os.environ.get("KVTOOLS_CACHE_DIR") or sys.prefix == sys.base_prefix or os.access(sys.prefix, os.W_OK):
         return []
     return [_of_environment()]
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # a user whom the system does not know, as in containers, and no $HOME
+        return Path("/")  # which is what Docker gives such a user
 
 
 def _of_environment() -> Path:

@@ -438,6 +438,7 @@ def merge(
         left_out[name] = tuple(
             f"the rows of '{other.path}': the table is not merged, that of '{owner.path}' was taken" for other in others
         )
+    result = _one_in_a_place(result, graph)
     beside, differing = _beside(preferred, graph)
     written = write_tables(
         result,
@@ -532,6 +533,27 @@ def _placed(
     if path is None:
         return schema
     return dataclasses.replace(schema, metadata={**schema.metadata, "object_path": path})
+
+
+def _one_in_a_place(tables: Sequence[TableReader], graph: Checkpoint | None) -> list[TableReader]:
+    """Return the tables with those by their names alone whose place in the object graph another has: models of one make
+    have their tables, whatever these are called, in the same places. The one that `graph` has there keeps it."""
+    paths = [table.schema.metadata.get("object_path") for table in tables]
+    known = graph.tables if graph else {}
+    owners: dict[str | None, TableReader] = {}
+    for path, table in zip(paths, tables, strict=True):
+        there = known.get(table.schema.name)
+        if path not in owners or (there is not None and there.schema.metadata.get("object_path") == path):
+            owners[path] = table
+    return [
+        table if path is None or owners[path] is table else TableView(table, _by_name(table.schema))
+        for path, table in zip(paths, tables, strict=True)
+    ]
+
+
+def _by_name(schema: TableSchema) -> TableSchema:
+    metadata = {name: value for name, value in schema.metadata.items() if name != "object_path"}
+    return dataclasses.replace(schema, metadata=metadata)
 
 
 def _beside(preferred: Sequence[Checkpoint], graph: Checkpoint | None) -> tuple[Checkpoint, list[str]]:

@@ -145,7 +145,7 @@ class Snapshot:
         self.path = Path(path)
         stored(path).keep()
         with file_errors():
-            self.native = _snapshot.open(os.fspath(path))
+            self.native = _snapshot.open(utf8_path(path))
         self.tables = {table.name: table for table in map(SnapshotTable, self.native.tables)}
 
     @property
@@ -219,6 +219,20 @@ class Snapshot:
         """
         with file_errors():
             return self.native.verify(threads, go_on, background)
+
+
+def utf8_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as the compiled module takes it, which knows names in UTF-8 only.
+
+    Raises `BadInputError` of another: bytes that are no UTF-8, or letters in a locale that writes them otherwise.
+
+    >>> utf8_path(Path("models/model.kvsnap"))
+    'models/model.kvsnap'
+    """
+    text = os.fspath(path)
+    if text.encode("utf-8", "replace") != os.fsencode(text):
+        raise BadInputError(f"working on '{text}': names of snapshots are UTF-8, and this one is not; choose another")
+    return text
 
 
 @contextlib.contextmanager

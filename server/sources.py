@@ -105,7 +105,7 @@ class SharedSources:
     def fault(self, what: str) -> str | None:
         """Return what a worker found wrong with `what`, or None: a worker that begins later need not find it again."""
         try:
-            return self._note("fault", what).read_text()
+            return self._note("fault", what).read_text("utf-8")
         except FileNotFoundError:
             return None
 
@@ -113,7 +113,7 @@ class SharedSources:
         """Tell all workers, and those that begin later, what is wrong with `what`."""
         beside = self._folder / f"fault.{os.getpid()}"
         try:
-            beside.write_text(message)
+            beside.write_text(message, "utf-8", "backslashreplace")
             beside.replace(self._note("fault", what))
         except OSError as error:  # each of them will find it by itself
             log.warning("a fault cannot be told to the other workers: '%s': %s", self._folder, error.strerror)

@@ -7,6 +7,7 @@ folders stay what they are, and the op that reads them refuses them.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvtools.chain import chain_to, member_of
 
 _folders: set[Path] = set()
 #: By the newest increment that was asked for, and when it was written: the prefixes of the full and the increments.
-_latest: tuple[tuple[str, int], list[str]] | None = None
+_latest: tuple[tuple[str, int], list[bytes]] | None = None
 
 
 def note_folder(folder: Path) -> None:
@@ -36,7 +37,7 @@ def with_what_it_goes_back_to(prefix: Any) -> Any:
     global _latest
     if not hasattr(prefix, "numpy") or prefix.shape.rank != 0:
         return prefix
-    text = tf.compat.as_str(prefix.numpy())
+    text = os.fsdecode(prefix.numpy())
     member = member_of(text)
     if member is None or member.kind == "full" or member.prefix.parent.resolve() not in _folders:
         return prefix
@@ -45,5 +46,5 @@ def with_what_it_goes_back_to(prefix: Any) -> Any:
     except OSError:
         return prefix  # the op says what is missing
     if _latest is None or _latest[0] != key:
-        _latest = key, [str(one.prefix) for one in chain_to(member)]
+        _latest = key, [os.fsencode(one.prefix) for one in chain_to(member)]
     return tf.constant(_latest[1])

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -85,11 +86,22 @@ def _build(package: Path, build: TensorFlowBuild, found: OpLibrary) -> None:
     _say(f"built in {time.monotonic() - started:.0f} s: {found.path}")
 
 
+def _check_runs(folder: Path) -> None:
+    """Raises where no library can be loaded from, before one is compiled for minutes."""
+    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))  # noqa: PTH110
+    if os.statvfs(there).f_flag & os.ST_NOEXEC:
+        raise BuildError(
+            f"tfplugin: {folder} is in a file system that is mounted noexec, from which the compiled ops cannot be "
+            "loaded: set KVTOOLS_CACHE_DIR to a folder in another."
+        )
+
+
 def _compiled(package: Path, build: TensorFlowBuild, found: OpLibrary) -> Path:
     """Ops of the cache; compiles them where it has none, or one that is not what was built."""
+    folder = found.path.parent
+    _check_runs(folder)
     if found.kind == "compiled":
         return found.path
-    folder = found.path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / "lock"):

@@ -7,6 +7,7 @@ archive or a folder, or as the datasets of a group of an HDF5 file: each file's 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import zipfile
@@ -59,9 +60,9 @@ def write(held: Sequence[HeldTable], folder: Path, optimizer: Any) -> None:
         saved += [(_prefix_of(one, name, number), part) for number, part in enumerate(one.parts)]
     listed = {"layout": _LAYOUT, "iterations": iterations_of(optimizer), "tables": described}
     with tf.init_scope():
-        shards = save_ops(tf.constant(str(folder / "shards" / "part")), saved)
+        shards = save_ops(tf.constant(os.fsencode(folder / "shards" / "part")), saved)
         tf.raw_ops.MergeV2Checkpoints(
-            checkpoint_prefixes=tf.stack(shards), destination_prefix=str(folder / _BUNDLE), delete_old_dirs=True
+            checkpoint_prefixes=tf.stack(shards), destination_prefix=os.fsencode(folder / _BUNDLE), delete_old_dirs=True
         )
     (folder / _LIST).write_text(json.dumps(listed))
     pending = _pending(held, optimizer)
@@ -328,7 +329,7 @@ class SavedTables:
 
     @property
     def _bundle(self) -> tf.Tensor:
-        return tf.constant(str(self._folder / _BUNDLE))
+        return tf.constant(os.fsencode(self._folder / _BUNDLE))
 
     def _bring_pending(self, entry: dict[str, Any], one: HeldTable, part: Any, optimizer: Any) -> None:
         number = self.tables.index(entry)

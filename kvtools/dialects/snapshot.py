@@ -34,7 +34,7 @@ from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter,
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
 from kvtools.quantized_rows import QUANTIZED, first_unfit
 from kvtools.remote.stored import HERE, Stored, open_binary, stored
-from kvtools.snapshot import file_errors
+from kvtools.snapshot import file_errors, utf8_path
 from kvtools.split_manifest import SNAPSHOT as SPLIT_SNAPSHOT
 from kvtools.split_manifest import SplitModel, is_split
 
@@ -73,7 +73,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     if file.remote:
         _keep_description(file_of(source), file)
     with file_errors():
-        snapshot = open_native(str(file_of(source)))
+        snapshot = open_native(utf8_path(file_of(source)))
         if not file.remote:
             snapshot.verify_on_use()
     checkpoint = checkpoint_of(source, snapshot, file)
@@ -318,7 +318,7 @@ class Writer(CheckpointWriter):
         self._all_as = options.compression if options.compression in QUANTIZED else None
         self._rows_as = dict(options.rows_as)
         self.exact = not (self._all_as or self._rows_as)
-        self._writer = NativeWriter(staging, options.memory)
+        self._writer = NativeWriter(utf8_path(staging), options.memory)
         self._tables: dict[str, dict[str, Any]] = {}
 
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> TableWriter:

@@ -24,6 +24,7 @@ def check_serving(root: Path = Path("/")) -> Iterator[Check]:
         yield _port(port, protocol)
     yield _descriptors()
     yield from _queue(root)
+    yield _temporary_files()
     if importlib.util.find_spec("uvicorn") and not importlib.util.find_spec("uvloop"):
         yield Check("event loop", "warning", "Python's own: uvloop is not installed", "pip install 'kvtools[serve]'")
 
@@ -62,4 +63,11 @@ def _queue(root: Path) -> Iterator[Check]:
         yield Check("accept queue", "warning", value, f"as root: sysctl net.core.somaxconn={4 * _QUEUE}")
     else:
         yield Check("accept queue", "ok", value)
-    yield Check("temporary files", "ok", tempfile.gettempdir())
+
+
+def _temporary_files() -> Check:
+    try:
+        return Check("temporary files", "ok", tempfile.gettempdir())
+    except OSError as error:
+        advice = "set TMPDIR to a folder that can be written: not even TensorFlow starts without one"
+        return Check("temporary files", "error", error.strerror or str(error), advice)

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,7 +114,7 @@ def ask_tensorflow() -> dict[str, Any]:
             text=True,
             errors="replace",
             env=env,
-            cwd=tempfile.gettempdir(),
+            cwd="/",  # nobody else has modules there, nor has a source tree
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:

@@ -16,6 +16,7 @@ from kvtools.dialects.arrow_columns import import_pyarrow
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.errors import BadInputError, KvtoolsError, OutputError, UsageError
+from kvtools.scratch_array import scratch_room
 from kvtools.sql.columns import QueryColumn, near, query_columns, unique_names, written
 from kvtools.sql.connection import connect, first_line, import_duckdb, lock, quoted, wider_hint
 from kvtools.sql.result import QueryResult
@@ -150,7 +151,8 @@ class _Asked:
         self._work = Work(progress)
         self._memory = memory
         self._ready: queue.Queue[Any] = queue.Queue(2)
-        self._spill = tempfile.TemporaryDirectory(prefix="kvtools-sql-")
+        with scratch_room():
+            self._spill = tempfile.TemporaryDirectory(prefix="kvtools-sql-")
         self._finished = False
         self._closing = threading.RLock()
         try:

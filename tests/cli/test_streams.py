@@ -193,7 +193,7 @@ def test_a_pipe_in_place_of_a_checkpoint_is_an_error_and_no_wait(
     assert "'tables.h5': it is a pipe, expected a file or folder" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8:strict"])
+@pytest.mark.parametrize("encoding", ["ascii:surrogateescape", "utf-8:strict"])
 def test_what_the_encoding_has_not_is_escaped(tmp_path: Path, sample_path: Path, encoding: str) -> None:
     name = tmp_path / os.fsdecode(b"caf\xe9" if encoding == "utf-8:strict" else "café".encode())
     name.symlink_to(sample_path.parent)
@@ -209,3 +209,11 @@ def test_bars_are_digits_where_the_encoding_has_none(tmp_path: Path) -> None:
     (tmp_path / "ids.csv").write_text("user\n1\n2\n1\n3\n")
     done = shell(f"PYTHONIOENCODING=ascii {KVTOOLS} simulate policy.toml ids.csv --batch-size 2", tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and "user: rows      68  up to 3\n" in done.stdout
+
+
+def test_a_file_that_cannot_have_its_name_is_named(tmp_path: Path, sample_path: Path) -> None:
+    # pyarrow takes names in UTF-8 alone
+    done = shell(f"{KVTOOLS} migrate sample $'out/caf\\xe9.arrow' --to arrow --table ads/emb", tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("kvtools: working on '"), done.stderr
+    assert done.stderr.endswith("the name is no utf-8; choose another, or set LC_ALL=C.UTF-8 if it should be\n")
+    assert not list((tmp_path / "out").iterdir())

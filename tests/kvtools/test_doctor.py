@@ -247,6 +247,15 @@ def test_a_port_that_is_taken_and_few_descriptors_are_told(tmp_path: Path, monke
     assert "somaxconn" in found["accept queue"].advice
 
 
+def test_temporary_files_without_a_folder_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    found = by_name(check_serving(tmp_path))["temporary files"]
+    assert found.status == "error" and "No usable" in found.value and "TMPDIR" in found.advice
+
+
 def test_caches_are_counted_by_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVTOOLS_CACHE_DIR", str(tmp_path / "cache"))
     (only,) = check_caches()

@@ -295,6 +295,20 @@ def test_a_table_that_is_not_merged_is_told(tmp_path: Path) -> None:
     }
 
 
+def test_tables_of_models_of_one_make_have_one_place_and_one_of_them_keeps_it(tmp_path: Path) -> None:
+    for row, name in enumerate(["ads", "users"]):
+        place = {"object_path": "model/_operations/1/table"}
+        table = ArrayTable(name, np.array([5]), np.float32([[row]]), metadata=place)
+        table.schema = dataclasses.replace(table.schema, dialect="tfplugin")
+        write_tables([table], tmp_path / name, "tfplugin")
+    account, _ = merge([open_checkpoint(tmp_path / name) for name in ("ads", "users")], tmp_path / "both")
+    both = open_checkpoint(tmp_path / "both").tables
+    assert [both[name].take(np.array([0])).values.tolist() for name in ("ads", "users")] == [[[0]], [[1]]]
+    assert [name for name in both if "object_path" in both[name].schema.metadata] == ["users"]
+    told = {table.name: table.changes for table in account.tables}
+    assert "a Saver restores it by its name" in told["ads"][0] and not told["users"]
+
+
 def test_strings_of_hashed_keys_are_joined_and_those_of_no_hashes_are_not(tmp_path: Path) -> None:
     words = [[b"red", b"wine"], [b"wine", b"white"]]
     a, b = (

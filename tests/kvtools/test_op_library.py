@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,17 @@ def test_the_environment_of_another_user_is_looked_at(tmp_path: Path, monkeypatc
     assert others_cache_folders() == [tmp_path / "venv/var/cache/kvtools"]
     monkeypatch.setenv("KVTOOLS_CACHE_DIR", str(tmp_path / "told"))
     assert (cache_folder(), others_cache_folders()) == (tmp_path / "told", [])
+
+
+def test_a_user_whom_the_system_does_not_know_is_at_home_where_docker_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> object:
+        raise KeyError(uid)
+
+    for name in ("KVTOOLS_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.prefix", sys.base_prefix)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert cache_folder() == Path("/.cache/kvtools")
 
 
 def test_a_record_is_for_builds_of_one_abi(package: Path) -> None:

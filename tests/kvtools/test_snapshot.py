@@ -512,6 +512,8 @@ def test_opening_what_is_none(tmp_path: Path) -> None:
         Snapshot(tmp_path / "no.kvsnap")
     with pytest.raises(BadInputError, match="Is a directory"):
         Snapshot(tmp_path)
+    with pytest.raises(BadInputError, match="names of snapshots are UTF-8"):
+        Snapshot(tmp_path / os.fsdecode(b"caf\xe9.kvsnap"))
     (tmp_path / "a.kvsnap").write_bytes(b"PK\x03\x04 and so on")
     with pytest.raises(CorruptFileError, match="does not begin as a snapshot does"):
         Snapshot(tmp_path / "a.kvsnap")

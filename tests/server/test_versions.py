@@ -1070,6 +1070,12 @@ def test_notes_of_versions_that_were_compared_are_few(tmp_path: Path, monkeypatc
     assert len(list(tmp_path.glob("done-*"))) == 3
 
 
+def test_a_fault_of_a_name_that_is_no_utf8_is_told_to_workers(tmp_path: Path) -> None:
+    shared = SharedSources(tmp_path)
+    shared.tell_fault("1", "serving 'caf\udce9': it is empty")
+    assert shared.fault("1") == r"serving 'caf\udce9': it is empty"
+
+
 def test_workers_hear_of_each_others_changes(
     settled: None, write_version: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

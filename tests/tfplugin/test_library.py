@@ -155,6 +155,14 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(nothing_ready):
     assert process.returncode != 0 and "BuildError" in err and "KVTOOLS_CACHE_DIR" in err
 
 
+def test_a_cache_that_is_mounted_noexec_is_told_before_anything_is_compiled(monkeypatch, tmp_path):
+    flags = os.statvfs_result((0,) * 8 + (os.ST_NOEXEC, 255))
+    monkeypatch.setenv("KVTOOLS_CACHE_DIR", str(tmp_path / "new"))
+    monkeypatch.setattr(os, "statvfs", lambda path: flags if path == tmp_path else None)
+    with pytest.raises(library.BuildError, match=r"mounted noexec.*set KVTOOLS_CACHE_DIR"):
+        library.library_path()
+
+
 def test_a_compile_error_shows_the_compiler_output(tmp_path, monkeypatch):
     source = tmp_path / "broken.cc"
     source.write_text("int main() { return undeclared; }\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import os
 import pickle
 import re
 import warnings
@@ -243,6 +244,16 @@ def test_a_loaded_model_that_is_not_compiled_has_rows_and_no_slots(both_kerases,
     loaded = both_kerases.models.load_model(str(tmp_path / "m.keras"), compile=False)
     table = loaded.get_layer("embedding").table
     assert of(table) == of(models.table) and table.slot_names() == set()
+
+
+def test_a_folder_whose_name_is_no_utf8(tmp_path):
+    keras = KERASES["keras3"]  # tf_keras reads none itself
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    models = kept_pair(keras)
+    list(losses(models.ours, DATA[:1]))
+    models.ours.save(str(folder / "m.keras"))
+    assert of(keras.models.load_model(str(folder / "m.keras")).get_layer("embedding").table) == of(models.table)
 
 
 def test_a_model_without_rows_yet(both_kerases, tmp_path):
