@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import os
@@ -27,7 +26,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["durations", "grids", "rewriting", "time_limit"]  # in tests/suite: what tests take, and which run
+# In tests/suite: what tests take, and which of them run.
+pytest_plugins = ["durations", "garbage", "grids", "rewriting", "time_limit"]
 
 DATA = Path(__file__).parent / "data"
 
@@ -40,13 +40,6 @@ settings.register_profile("thorough", **slow, max_examples=200, derandomize=True
 settings.load_profile("everyday")
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """What is there before the first test stays: no garbage collection looks at it again, for the time that takes."""
-    gc.collect()
-    gc.freeze()
 
 
 @dataclass
