@@ -163,9 +163,7 @@ def table_from_arrays(
         raise UsageError("making a table of arrays: it has no name, expected one")
     if not isinstance(name, str):
         raise UsageError(f"making a table of arrays: got name {name!r}, expected text")
-    if not (slots is None or isinstance(slots, Mapping)) or not all(
-        isinstance(slot, str) and slot for slot in slots or ()
-    ):
+    if not (slots is None or isinstance(slots, Mapping)) or not all(isinstance(slot, str) for slot in slots or ()):
         raise UsageError(f"{doing}: got slots {slots!r:.60}, expected arrays [n, width] by name")
     if not isinstance(parts, Integral) or parts < 1 or partition not in RULES:
         raise UsageError(
