@@ -114,7 +114,6 @@ def rank_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_NUM_INTRAOP_THREADS": "1",
         "OMP_NUM_THREADS": "1",
-        "HOROVOD_CYCLE_TIME": "5",  # milliseconds: at its 1, a tenth of what ranks take is looking for work
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
         "HOROVOD_LOG_LEVEL": "error",
         "PYTHONHASHSEED": "0",
