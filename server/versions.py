@@ -649,13 +649,14 @@ class Versions:
             return f"version {max(state.waiting)} is still being written"
         if state.said:
             return state.said
-        if Path(state.source.path).is_dir():
-            found = "there is no version in this folder (a folder or snapshot whose name is a number)"
-            with contextlib.suppress(OSError):
-                for name, why in list(passed_over(state.source.path).items())[:1]:
-                    found += f"; '{name}' is none: {why}"
-        else:
+        found = "there is no version in this folder (a folder or snapshot whose name is a number)"
+        try:
+            for name, why in list(passed_over(state.source.path).items())[:1]:
+                found += f"; '{name}' is none: {why}"
+        except (FileNotFoundError, NotADirectoryError):
             found = "there is nothing at its path"
+        except OSError as error:
+            found = f"what is at its path cannot be read: {error.strerror}"
         return f"{found}; --wait waits for one" if paths and not self._settings.wait else found
 
 

@@ -19,10 +19,10 @@ from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
-from kvtools.dialects.raw_output import RawTableWriter, create_column
+from kvtools.dialects.raw_output import RawTableWriter, create_column, named_after_table
 from kvtools.dialects.schema import SlotSchema, TableSchema, numpy_dtype
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
-from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError, UsageError
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
 
 NAME = "hugectr"
 KEYS, VALUES, SLOT_IDS = "key", "emb_vector", "slot_id"
@@ -166,13 +166,10 @@ class Writer(CheckpointWriter):
         )
         regions = {}
         folder = self._folder.joinpath(*words)
-        try:
+        with named_after_table(doing, schema.name):
             folder.mkdir(parents=True, exist_ok=True)
             for place, (file, dtype, shape) in places.items():
                 regions[place] = create_column(folder / file, b"", numpy_dtype(dtype), shape)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise OutputError(f"{doing}: making '{schema.name}': {reason}; rename the table") from error
         return RawTableWriter(regions)
 
     def close(self) -> None:

@@ -6,10 +6,12 @@ written in any order, from any process.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +22,7 @@ from kvtools.dialects.bundle.writer import Region, RegionWriter, Runs
 from kvtools.dialects.bundle_output import plain_columns
 from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.writing import ShardWriter, TableWriter
+from kvtools.errors import OutputError
 
 
 def crc32(crc: int, data: Any) -> int:
@@ -103,6 +106,19 @@ class RawTableWriter(TableWriter):
                 raise ValueError(f"writing '{region.name}': rows {row} on of {region.rows} were not written once each")
             sized = ((crc, count * region.row_bytes) for _, count, crc in runs)
             self.checksums[region.name] = of_runs(sized, self._polynomial)
+
+
+@contextlib.contextmanager
+def named_after_table(doing: str, name: str) -> Iterator[None]:
+    """Within it, a file or folder that cannot be made is an error that asks for another name of the table, unless it is
+    for want of room."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OutputError(f"{doing}: making '{name}': {reason}; rename the table") from error
 
 
 def create_column(path: Path, header: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Region:

@@ -19,10 +19,10 @@ from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint, Finding, TableReader
 from kvtools.dialects.options import OpenOptions
-from kvtools.dialects.raw_output import RawTableWriter, create_column
+from kvtools.dialects.raw_output import RawTableWriter, create_column, named_after_table
 from kvtools.dialects.schema import SlotSchema, TableSchema, numpy_dtype
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
-from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 from kvtools.remote.stored import open_binary
 
 NAME = "sok"
@@ -291,11 +291,8 @@ class Writer(CheckpointWriter):
         regions = {}
         for place, (column, header, shape) in files.items():
             path = self._folder / f"{base}-{column}"
-            try:
+            with named_after_table(doing, path.name):
                 regions[place] = create_column(path, header.encode(), np.dtype(header.dtype), shape)
-            except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) else error
-                raise OutputError(f"{doing}: making '{path.name}': {reason}; rename the table") from error
         return RawTableWriter(regions)
 
     def close(self) -> None:

@@ -15,10 +15,10 @@ from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
-from kvtools.dialects.raw_output import RawTableWriter, create_column
+from kvtools.dialects.raw_output import RawTableWriter, create_column, named_after_table
 from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
-from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError, UsageError
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
 
 NAME = "sok-legacy"
 KEY_DTYPES = ("int64", "uint32")
@@ -146,11 +146,8 @@ class Writer(CheckpointWriter):
         regions = {}
         for place, suffix, dtype, shape in places:
             path = self._folder / f"{schema.name}{suffix}"
-            try:
+            with named_after_table(doing, path.name):
                 regions[place] = create_column(path, b"", numpy_dtype(dtype), shape)
-            except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) else error
-                raise OutputError(f"{doing}: making '{path.name}': {reason}; rename the table") from error
         return RawTableWriter(regions)
 
     def close(self) -> None:

@@ -248,3 +248,13 @@ def test_slots_that_others_called_keys_and_values_make_no_files_of_tfra(tmp_path
     checkpoint = open_checkpoint(tmp_path / "dump")
     (chunk,) = checkpoint.table("emb").chunks()
     assert checkpoint.dialect == "sok" and chunk.keys.tolist() == [7, -1] and np.array_equal(chunk.values, rows)
+
+
+def test_a_disk_that_is_full_asks_for_no_other_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvtools.dialects.sok.create_column", full)
+    with pytest.raises(OutputError, match="No space left on device; nothing was changed there, make room"):
+        write_tables([table_from_arrays("t", [1], np.ones((1, 2), np.float32))], tmp_path / "dump", "sok")
+    assert not list(tmp_path.iterdir())

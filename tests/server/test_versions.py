@@ -633,6 +633,15 @@ def test_a_version_that_may_not_be_read_is_told_as_that_and_keeps_none_away(
     assert watched.look() == [1, 8] and said(watched.catalog.version()) == 8
 
 
+def test_a_folder_that_may_not_be_read_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(BadInputError, match="what is at its path cannot be read: Permission denied; --wait"):
+        Watched(tmp_path)
+
+
 def test_versions_may_be_numbered_by_a_clock(settled: None, tmp_path: Path) -> None:
     number = 1795908046335633000  # in nanoseconds
     write_snapshot(tmp_path / "m", number)
