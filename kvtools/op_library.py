@@ -32,6 +32,9 @@ _COMPILE_CPU_SECONDS = 90.0
 """What compiling takes on one processor: `make wheels` measured 63 s on an AMD EPYC for each TensorFlow; half as much
 again, for slower ones."""
 
+_OWN_FLAGS = ("-O2", "-fPIC", "-Wall", "-Wextra")
+"""What the ops are compiled with beside the flags of TensorFlow."""
+
 
 @dataclass(frozen=True)
 class TensorFlowBuild:
@@ -219,13 +222,16 @@ def _versions(ready: Path) -> str:
 def compile_command_flags(build: TensorFlowBuild) -> list[str]:
     """Return the flags that the ops are compiled with against a TensorFlow."""
     includes = [flag.removeprefix("-I") for flag in build.compile_flags if flag.startswith("-I")]
-    return [*build.abi_flags, *(f"-isystem{path}" for path in includes), "-O2", "-fPIC", "-Wall", "-Wextra"]
+    return [*build.abi_flags, *(f"-isystem{path}" for path in includes), *_OWN_FLAGS]
 
 
 def cache_key(package: Path, build: TensorFlowBuild) -> str:
-    """Name the folder of the cache for ops that are compiled against a TensorFlow from the sources of a package."""
+    """Name the folder of the cache for ops that are compiled against a TensorFlow from the sources of a package.
+
+    Where that TensorFlow lies is not in it: an environment that was moved, or is reached by a link, has the same ops.
+    """
     digest = hashlib.sha256()
-    for part in (*build.identity, *compile_command_flags(build)):
+    for part in (*build.identity, *build.abi_flags, *_OWN_FLAGS):
         digest.update(part.encode() + b"\0")
     sources, headers = op_sources(package)
     for path in (*sources, *headers):

@@ -109,6 +109,8 @@ def test_a_source_install_compiles_and_finds_what_it_compiled(package: Path) -> 
     assert find(package, HERE).kind == "missing", "without a checksum it may be half a file"
     found.path.with_name(op_library.CHECKSUM_NAME).write_text(op_library.file_checksum(found.path))
     assert find(package, HERE).kind == "compiled"
+    moved = dataclasses.replace(HERE, compile_flags=("-I/elsewhere", *HERE.compile_flags[1:]))
+    assert find(package, moved).kind == "compiled", "an environment that was moved"
     other = dataclasses.replace(HERE, compile_flags=("-D_GLIBCXX_USE_CXX11_ABI=0",))
     assert find(package, other).kind == "missing", "ops of another ABI"
 
