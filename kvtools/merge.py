@@ -527,8 +527,7 @@ def _placed(
     tables = [table for checkpoint, table in found if checkpoint is graph] + [table for _, table in found]
     shards = [table.schema.metadata.get("shard") for table in tables]
     if any(shard != shards[0] for shard in shards):
-        whole = {name: value for name, value in schema.metadata.items() if name != "shard"}
-        schema = dataclasses.replace(schema, metadata=whole)
+        schema = _without(schema, "shard")
     path = next((t.schema.metadata["object_path"] for t in tables if "object_path" in t.schema.metadata), None)
     if path is None:
         return schema
@@ -546,13 +545,13 @@ def _one_in_a_place(tables: Sequence[TableReader], graph: Checkpoint | None) -> 
         if path not in owners or (there is not None and there.schema.metadata.get("object_path") == path):
             owners[path] = table
     return [
-        table if path is None or owners[path] is table else TableView(table, _by_name(table.schema))
+        table if path is None or owners[path] is table else TableView(table, _without(table.schema, "object_path"))
         for path, table in zip(paths, tables, strict=True)
     ]
 
 
-def _by_name(schema: TableSchema) -> TableSchema:
-    metadata = {name: value for name, value in schema.metadata.items() if name != "object_path"}
+def _without(schema: TableSchema, record: str) -> TableSchema:
+    metadata = {name: value for name, value in schema.metadata.items() if name != record}
     return dataclasses.replace(schema, metadata=metadata)
 
 

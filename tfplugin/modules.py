@@ -6,12 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfplugin.keras_training import asked_by_a_library
-from tfplugin.kv_variable import KvVariable
-from tfplugin.partitioned_kv_variable import PartitionedKvVariable
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, (KvVariable, PartitionedKvVariable))
+from tfplugin.tapes import is_table
 
 
 def trainable_variables(getter: Callable[[Any], tuple[Any, ...]], module: Any) -> tuple[Any, ...]:
@@ -19,6 +14,6 @@ def trainable_variables(getter: Callable[[Any], tuple[Any, ...]], module: Any) -
     variables = getter(module)
     if asked_by_a_library():
         return variables
-    tables = module._flatten(predicate=_is_table)
+    tables = module._flatten(predicate=is_table)
     parts = {id(part): part for table in tables for part in table._kv_parts if part.trainable}
     return (*variables, *parts.values())

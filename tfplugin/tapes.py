@@ -15,17 +15,18 @@ from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.slices_of_rows import NoDenseForm
 
 
-def _is_table(value: Any) -> bool:
+def is_table(value: Any) -> bool:
+    """Whether it is a table that gradients are taken of by itself, in parts or whole."""
     return isinstance(value, (KvVariable, PartitionedKvVariable))
 
 
 def watch(original: Callable[..., None], tape: Any, tensor: Any) -> None:
     """``GradientTape.watch``, of whatever is among tables; of these it knows nothing."""
     watched = tf.nest.flatten(tensor)
-    for table in filter(_is_table, watched):
+    for table in filter(is_table, watched):
         for part in table._kv_parts:
             eager_tape.watch_variable(tape._tape, part)
-    original(tape, [one for one in watched if not _is_table(one)])
+    original(tape, [one for one in watched if not is_table(one)])
 
 
 def refuse_tangents(original: Callable[..., None], accumulator: Any, primals: Any, tangents: Any) -> None:
@@ -34,7 +35,7 @@ def refuse_tangents(original: Callable[..., None], accumulator: Any, primals: An
     Raises:
       TypeError: a table is among it.
     """
-    for table in filter(_is_table, tf.nest.flatten(primals)):
+    for table in filter(is_table, tf.nest.flatten(primals)):
         raise TypeError(
             f"Key-value variable '{table.name}' has no tangent: it has no number of rows. Look its rows up before, and "
             "give them: rows = tf.nn.embedding_lookup(variable, ids); tf.autodiff.ForwardAccumulator(rows, tangents)."

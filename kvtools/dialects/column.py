@@ -124,8 +124,7 @@ class RawColumn:
 
     def chunks(self, chunk_rows: int, *, verify: bool = True) -> Iterator[Array]:
         """Yield copies of all rows in order; there is nothing to verify."""
-        for start in range(0, self.rows, chunk_rows):
-            piece = self._copy(start, min(start + chunk_rows, self.rows))
+        for piece in self._pieces(chunk_rows):
             self._same.check(self._file())
             yield piece
 
@@ -155,6 +154,10 @@ class RawColumn:
             shape = (self.rows, *self.row_shape)
             self._mapped = np.ndarray(shape, self.dtype, buffer=data, offset=self._offset if size else 0)
         return self._mapped
+
+    def _pieces(self, rows: int) -> Iterator[Array]:
+        for start in range(0, self.rows, rows):
+            yield self._copy(start, min(start + rows, self.rows))
 
     def _copy(self, start: int, stop: int) -> Array:
         data = np.empty((stop - start, *self.row_shape), self.dtype)
@@ -212,8 +215,7 @@ class CheckedColumn(RawColumn):
         crc, seen = self._start, 0
         if verify and self.rows == 0:
             self._check(crc)
-        for start in range(0, self.rows, chunk_rows):
-            chunk = self._copy(start, min(start + chunk_rows, self.rows))
+        for chunk in self._pieces(chunk_rows):
             seen += len(chunk)
             if verify:
                 crc = self._checksum(crc, chunk.reshape(-1).view(np.uint8))

@@ -54,12 +54,12 @@ class RankedRows {
     }
   }
 
-  // Tells of a row whose rank was changed. Where nothing is listed there is nothing to tell.
+  // Tells of a row whose rank was changed.
   void RankChanged(uint64_t position) {
     const Rank rank = At(position);
     if (rank.order != 0 && !(bound_ < rank)) Push({rank, position});
   }
-  bool lists_rows() const { return bound_.order != 0; }
+  bool lists_rows() const { return bound_.order != 0; }  // where it lists none, there is nothing to tell
 
   // The position of the lowest of about `rows` rows, without those for which skip(rank, position), or kNoPosition.
   // Rows that were skipped have to be offered again before the next call with another `skip`.
